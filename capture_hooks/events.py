@@ -1,0 +1,422 @@
+"""The records: one frozen, slotted dataclass a kind of event.
+
+These classes are the single source of the journal encoding, the tables of the HDF5 trace, the keyword
+arguments of ``TraceBuilder`` and the field table in ``replay/trace/SPEC.md``. Scalars are ``int``,
+``float``, ``bool`` or ``str``; arrays are numpy arrays declared with :func:`array`.
+
+Words: a *page* is a physical page id inside a buffer; *logical* is the index of a page within its request
+(logical page k holds rows ``k * rows_per_page`` onwards); a *row* or *slot* is ``page * rows_per_page + row``;
+*room* is the id that both sides give a request (``bootstrap_room``) and *attempt* counts reuses of a room id.
+``-1`` means "not known" for every id.
+
+Every record carries a :class:`Stamp`: which thread made it, its place in that process's sequence, and the
+interval that it covers. Sequence numbers of one thread are ordered; across threads and processes only
+:class:`Order` records order anything (``replay/order.py``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+F32 = npt.NDArray[np.float32]
+I32 = npt.NDArray[np.int32]
+I64 = npt.NDArray[np.int64]
+U8 = npt.NDArray[np.uint8]
+U32 = npt.NDArray[np.uint32]
+U64 = npt.NDArray[np.uint64]
+
+
+@dataclass(frozen=True, slots=True)
+class ArraySpec:
+    """Declared type of an array field: little-endian numpy dtype and shape (``None`` = any length).
+
+    ``bulk`` marks payload (page bytes, keys, logits): it goes to the content-addressed blob store of the
+    trace instead of an event table.
+    """
+
+    dtype: str
+    shape: tuple[int | None, ...]
+    bulk: bool = False
+
+    def empty(self) -> npt.NDArray[Any]:
+        """The value of a field that was not recorded."""
+        return np.zeros(tuple(0 if n is None else n for n in self.shape), self.dtype)
+
+
+def array(dtype: str, *shape: int | None, bulk: bool = False) -> Any:
+    """Dataclass field for an array of ``dtype`` and ``shape``; empty by default.
+
+    The first dimension must be ``None``: a field that was not recorded has length 0 there.
+    """
+    spec = ArraySpec(dtype, shape, bulk)
+    return field(default_factory=spec.empty, metadata={"array": spec})
+
+
+@dataclass(frozen=True, slots=True)
+class Stamp:
+    """Who made a record, and when.
+
+    ``begin_seq``/``begin_ns`` were taken when the action was asked for and ``seq``/``end_ns`` when it was over;
+    for an instant they are equal. Times are ``time.monotonic_ns()``: comparable within one host only, and never
+    used to order events (they may corroborate). ``stream`` is the device stream the work was put on, -1 for
+    work done by the calling thread itself.
+    """
+
+    seq: int = -1
+    begin_seq: int = -1
+    thread: int = 0
+    stream: int = -1
+    begin_ns: int = 0
+    end_ns: int = 0
+
+
+class Event:
+    """Base of all records. ``KIND`` is the number in the journal, ``TABLE`` the name of the trace's table."""
+
+    __slots__ = ()
+    KIND: ClassVar[int]
+    TABLE: ClassVar[str]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Process(Event):
+    """First record of every journal: who recorded it."""
+
+    KIND: ClassVar[int] = 1
+    TABLE: ClassVar[str] = "process"
+    role: str  #: "prefill", "decode" or "server"
+    rank: int = 0
+    run: str = ""  #: random run id, unique to this process
+    host: str = ""  #: one-way digest of the machine's boot id: equal iff clocks are comparable
+    engine: str = ""  #: e.g. "lab", "sglang 0.5.23"
+    mode: str = ""  #: capture mode: digest, pages, full
+    transport: str = ""  #: e.g. "nixl/UCX", "tcp"
+    options: str = ""  #: JSON: effective options
+    environment: str = ""  #: JSON: versions, device, architecture
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Hook(Event):
+    """State of one hook; the last record of a name holds. Absence is evidence only where a writer's hook is
+    attached and ``complete``."""
+
+    KIND: ClassVar[int] = 2
+    TABLE: ClassVar[str] = "hook"
+    name: str  #: e.g. "lab.pool.store"
+    covers: str = ""  #: what it sees: "store", "alloc", "send", "receive", "completion", "read", "top-k"
+    state: str = "attached"  #: "attached", "missing", "refused", "detached"
+    fired: int = 0
+    complete: bool = True  #: sees every event of this kind in this process
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Buffer(Event):
+    """One paged buffer: one layer of one cache."""
+
+    KIND: ClassVar[int] = 3
+    TABLE: ClassVar[str] = "buffer"
+    buffer: int  #: id of the buffer within its process
+    name: str = "index_k"
+    layer: int = 0  #: global layer id
+    format: str = "fp8"  #: a name of ``layouts.LAYOUTS``
+    address: int = 0
+    pages: int = 0
+    pitch: int = 0  #: bytes from a page to the next
+    item_length: int = 0  #: bytes a page that the engine tells the transfer
+    tokens_per_row: int = 4
+    memory: str = "DRAM"  #: "DRAM" or "VRAM"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Registration(Event):
+    """Memory made known to the transfer library."""
+
+    KIND: ClassVar[int] = 4
+    TABLE: ClassVar[str] = "registration"
+    agent: str  #: name of the local agent
+    address: int = 0
+    length: int = 0
+    device: int = 0
+    memory: str = "DRAM"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Request(Event):
+    """A step in a request's life."""
+
+    KIND: ClassVar[int] = 5
+    TABLE: ClassVar[str] = "request"
+    room: int
+    attempt: int = 0
+    phase: str = "start"  #: "start", "arrived" (decode may read it), "finish", "abort", "fail"
+    rid: str = ""  #: one-way hash of the client's request id
+    tokens: int = -1  #: prompt tokens
+    rows: int = -1  #: valid rows of the prompt; rows past it are nobody's claim
+    mark: str = ""  #: "warmup", "health", "fake" or ""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Alloc(Event):
+    """Pages given to a request: ``pages[i]`` becomes its logical page ``logical + i``."""
+
+    KIND: ClassVar[int] = 6
+    TABLE: ClassVar[str] = "alloc"
+    room: int
+    attempt: int = 0
+    logical: int = 0
+    pages: I64 = array("<i8", None)
+    shared: bool = False  #: shared prefix: the request references the pages but does not own them alone
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Free(Event):
+    """Pages given back."""
+
+    KIND: ClassVar[int] = 7
+    TABLE: ClassVar[str] = "free"
+    room: int
+    attempt: int = 0
+    pages: I64 = array("<i8", None)
+    reason: str = ""  #: "finish", "abort", "evict"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StoreParams(Event):
+    """Constants of a store that many stores share (RMSNorm weight and epsilon)."""
+
+    KIND: ClassVar[int] = 8
+    TABLE: ClassVar[str] = "store_params"
+    params: int
+    norm_weight: F32 = array("<f4", None, bulk=True)  #: float32[head_dim]
+    epsilon: float = 1e-6
+    rope_dim: int = 64  #: the last ``rope_dim`` dimensions are rotated, as interleaved (real, imaginary) pairs
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Store(Event):
+    """Rows written by a store kernel. Without ``keys`` the store was seen but its inputs were not kept."""
+
+    KIND: ClassVar[int] = 9
+    TABLE: ClassVar[str] = "store"
+    room: int
+    attempt: int = 0
+    buffer: int = -1
+    step: int = -1
+    params: int = -1
+    slots: I64 = array("<i8", None)  #: physical slot of each row
+    positions: I64 = array("<i8", None)  #: token position given to RoPE
+    logical_rows: I64 = array("<i8", None)  #: row index within the request
+    keys: F32 = array("<f4", None, 128, bulk=True)  #: the store's input, before RMSNorm
+    rope: F32 = array("<f4", None, 64, bulk=True)  #: (cos, sin) of each pair for the right position of the row
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Snapshot(Event):
+    """Pages as seen at one stage.
+
+    ``stage``: ST after the store, SE source at send, RC destination when reception is complete, LT destination
+    a little later, RD destination at a read. ``moment``: SE "before" the post and "after" completion; RC "before" the
+    transfer (the old content) and "" (at completion); RD "before" and "after" the kernel.
+
+    ``row_values`` holds a 64-bit digest of each row's value bytes, ``row_scales`` the scale bytes themselves
+    (``digest.py``); ``data`` the page bytes where they were kept.
+    """
+
+    KIND: ClassVar[int] = 10
+    TABLE: ClassVar[str] = "snapshot"
+    stage: str
+    moment: str = ""
+    room: int = -1
+    attempt: int = 0
+    buffer: int = -1
+    transfer: int = -1
+    step: int = -1
+    rows: int = -1  #: rows of the request that exist at this moment (its length in rows); -1 = not told
+    logical: I64 = array("<i8", None)
+    pages: I64 = array("<i8", None)
+    digests: U64 = array("<u8", None, 2)
+    row_values: U64 = array("<u8", None, None)
+    row_scales: U32 = array("<u4", None, None)
+    data: U8 = array("|u1", None, None, bulk=True)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Receive(Event):
+    """The decode side announces its destination pages for a request (they may be written from now on)."""
+
+    KIND: ClassVar[int] = 11
+    TABLE: ClassVar[str] = "receive"
+    room: int
+    attempt: int = 0
+    logical: int = 0
+    pages: I64 = array("<i8", None)
+    buffers: I64 = array("<i8", None)  #: buffer ids that are to be filled
+    item_lengths: I64 = array("<i8", None)  #: bytes a page the receiver expects, one per buffer
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Send(Event):
+    """A transfer was posted: its descriptors, as given to the wire.
+
+    ``source``/``destination`` rows are (address, length); the destination addresses belong to the process whose
+    agent is ``peer``. ``written`` is what ``event.query()`` said about the last store to the source pages when the
+    transfer was posted: 1 finished, 0 not finished, -1 not asked.
+    """
+
+    KIND: ClassVar[int] = 12
+    TABLE: ClassVar[str] = "send"
+    transfer: int  #: id of the transfer, unique within its process
+    room: int = -1
+    attempt: int = 0
+    chunk: int = -1
+    last: bool = False
+    agent: str = ""  #: name of the posting agent
+    peer: str = ""  #: name of the peer agent
+    operation: str = "WRITE"
+    written: int = -1
+    awaited: int = -1  #: 1: somebody waited for that store before the post, 0: nobody did, -1 not known
+    logical: int = -1  #: first logical page of this chunk
+    pages: I64 = array("<i8", None)  #: source pages named by the engine
+    destination_pages: I64 = array("<i8", None)  #: destination pages named by the engine
+    item_lengths: I64 = array("<i8", None)  #: bytes a page used to make the descriptors, one per source buffer
+    source: U64 = array("<u8", None, 2)
+    destination: U64 = array("<u8", None, 2)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TransferState(Event):
+    """A change of state of a transfer, as one side learned it.
+
+    ``state``: "posted", "done", "error", "released" (sender, by transfer id); "arrived" (receiver was told that
+    the request is complete), "aborted", "acknowledged" (receiver knows that no write of the room is in flight).
+    """
+
+    KIND: ClassVar[int] = 13
+    TABLE: ClassVar[str] = "transfer_state"
+    state: str
+    transfer: int = -1
+    room: int = -1
+    attempt: int = 0
+    agent: str = ""
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Order(Event):
+    """One end of an order edge made by the protocol: everything up to the ``tail`` record on its thread happened
+    before everything after the ``head`` record with the same ``what`` and ``key`` on its own.
+
+    ``what``: "announce" (destination pages told), "status" (completion told), "abort", "ack", "queue" (hand-over
+    between threads of a process), "sync" (a stream or event was waited for).
+    """
+
+    KIND: ClassVar[int] = 14
+    TABLE: ClassVar[str] = "order"
+    what: str
+    key: str
+    end: str  #: "tail" or "head"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Read(Event):
+    """One query row of the indexer's read in one layer, as the kernel saw it.
+
+    ``table`` are the physical pages for rows ``0 .. rows-1``. ``query`` is ``float32[heads * head_dim]`` flattened,
+    with exactly the values the kernel used; logits are ``sum_h weights[h] * relu(query[h] . key[row])``.
+    """
+
+    KIND: ClassVar[int] = 15
+    TABLE: ClassVar[str] = "read"
+    room: int
+    attempt: int = 0
+    buffer: int = -1
+    step: int = -1
+    rows: int = 0  #: length in rows as the kernel saw it
+    table: I64 = array("<i8", None)
+    table_after: I64 = array("<i8", None)  #: the same entries once the kernel was over; empty = not taken
+    k: int = -1  #: top-k asked for
+    kernel: str = ""  #: kernel that computed it: "triton", "torch", ...
+    query: F32 = array("<f4", None, bulk=True)
+    weights: F32 = array("<f4", None, bulk=True)
+    logits: F32 = array("<f4", None, bulk=True)
+    top_k: I32 = array("<i4", None, bulk=True)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Loss(Event):
+    """Something that was not kept. Counted per stage; ``first_seq``/``last_seq`` bound where it is missing."""
+
+    KIND: ClassVar[int] = 16
+    TABLE: ClassVar[str] = "loss"
+    stage: str  #: "hook", "queue", "disk", "ring", "journal"
+    what: str = ""  #: table name of what was lost, "" = any
+    count: int = 0
+    first_seq: int = -1
+    last_seq: int = -1
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Trigger(Event):
+    """Somebody asked for the bytes to be kept."""
+
+    KIND: ClassVar[int] = 17
+    TABLE: ClassVar[str] = "trigger"
+    reason: str
+    room: int = -1
+    attempt: int = 0
+    rid: str = ""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Clock(Event):
+    """Both clocks at one moment, and proof of life: written at start, at each flush of the journal and at the end."""
+
+    KIND: ClassVar[int] = 18
+    TABLE: ClassVar[str] = "clock"
+    moment: str  #: "start", "alive", "end"
+    monotonic_ns: int = 0
+    wall_ns: int = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Content(Event):
+    """Page bytes written out later than the snapshots that saw them (the ring, after a trigger)."""
+
+    KIND: ClassVar[int] = 19
+    TABLE: ClassVar[str] = "content"
+    format: str = ""  #: page format, a name of ``layouts.LAYOUTS``
+    digests: U64 = array("<u8", None, 2)
+    data: U8 = array("|u1", None, None, bulk=True)
+
+
+EVENTS: tuple[type[Event], ...] = (
+    Process, Hook, Buffer, Registration, Request, Alloc, Free, StoreParams, Store, Snapshot, Receive, Send,
+    TransferState, Order, Read, Loss, Trigger, Clock, Content,
+)  # fmt: skip
+BY_KIND: dict[int, type[Event]] = {event.KIND: event for event in EVENTS}
+BY_TABLE: dict[str, type[Event]] = {event.TABLE: event for event in EVENTS}
+
+
+@dataclass(frozen=True, slots=True)
+class FieldSpec:
+    """One field of an event: ``type`` is "int", "float", "bool", "str" or "array"."""
+
+    name: str
+    type: str
+    array: ArraySpec | None
+
+
+def schema(event: type[Event]) -> tuple[FieldSpec, ...]:
+    """The fields of ``event`` in order, as the journal, the trace and the builder see them."""
+    found = []
+    for item in fields(event):  # type: ignore[arg-type]  # every Event subclass is a dataclass
+        spec = item.metadata.get("array")
+        kind = "array" if spec is not None else str(item.type)
+        found.append(FieldSpec(item.name, kind, spec))
+    return tuple(found)
