@@ -1,0 +1,82 @@
+# Everything a developer runs. `make` alone prints this list.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+
+PYTHON ?= python3
+TORCH ?= torch==2.13.0
+JOBS ?= 2
+TESTS ?=
+DEMO ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+PINS := $(VENV)/constraints.txt
+NIXL_PINS := $(shell sed -n '/^nixl/p' constraints.txt)
+export PIP_ROOT_USER_ACTION := ignore
+
+.PHONY: help
+help:  ## Show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@echo
+	@echo "  Variables: PYTHON=$(PYTHON)  TORCH=$(TORCH)  JOBS=$(JOBS)  TESTS='-k word'  DEMO='--fault KIND'"
+
+.PHONY: venv
+venv: $(VENV)/.ready  ## Set up .venv (again only when its inputs changed)
+
+.PHONY: demo
+demo: venv  ## Record a prefill/decode pair under load, replay it, print the verdict
+	@$(BIN)/replay demo $(DEMO)
+
+.PHONY: test
+test: $(VENV)/.ready-dev  ## Run the whole test suite
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup $(TESTS)
+
+.PHONY: lint
+lint: $(VENV)/.ready-dev  ## ruff, and the import contracts
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports --no-cache
+
+.PHONY: types
+types: $(VENV)/.ready-dev  ## mypy --strict on the three packages
+	$(BIN)/mypy
+
+.PHONY: check
+check: lint types  ## lint + types
+
+.PHONY: bench
+bench: venv  ## Time the replay of 1,000,000 page snapshots against a plain comparison
+	$(BIN)/python benchmarks/million_pages.py
+
+.PHONY: clean
+clean:  ## Remove caches, build outputs and the demo's files (.venv stays)
+	rm -rf build dist demo .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache *.egg-info
+	find . -name __pycache__ -type d -not -path './$(VENV)/*' -prune -exec rm -rf {} +
+
+# A change of TORCH on the command line has to count as a changed input.
+$(VENV)/.torch: FORCE
+	@test -x $(BIN)/python || { echo "Creating $(VENV) with $(PYTHON)"; $(PYTHON) -m venv $(VENV); }
+	@echo '$(TORCH)' | cmp -s - $@ || echo '$(TORCH)' > $@
+
+.PHONY: FORCE
+FORCE:
+
+# torch and triton are left out of the pins in force: torch is what TORCH says, and triton is what that torch brings,
+# or the pinned one where it brings none (the CPU builds).
+$(VENV)/.ready: pyproject.toml constraints.txt $(VENV)/.torch
+	@$(BIN)/python -c 'import sys; sys.version_info >= (3, 11) or sys.exit("Python 3.11 or newer is needed: make venv PYTHON=...")'
+	@echo "Installing into $(VENV) (a few minutes the first time)"
+	@grep -vE '^(#|torch==|triton==)' constraints.txt > $(PINS)
+	@$(PIP) install -c $(PINS) '$(TORCH)'
+	@$(BIN)/python -c 'import triton' 2>/dev/null || $(PIP) install -c $(PINS) "$$(grep '^triton==' constraints.txt)"
+	@$(PIP) install -c $(PINS) -e .
+	@$(PIP) install --no-deps $(NIXL_PINS) || \
+	    echo "NIXL could not be installed here: the lab will use its TCP transport instead, and says so in the trace." >&2
+	@touch $@
+
+$(VENV)/.ready-dev: $(VENV)/.ready
+	@$(PIP) install -c $(PINS) -e '.[dev]'
+	@touch $@

@@ -1,0 +1,204 @@
+"""The command ``replay``: the list of commands, the default (a verdict on a trace), and every exit code.
+
+Commands are loaded by name when they are called, so ``replay --help`` imports neither torch nor h5py. One place,
+:func:`main`, turns what goes wrong into a message and an exit code.
+"""
+
+from __future__ import annotations
+
+import difflib
+import errno
+import importlib
+import importlib.util
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any, NoReturn
+
+import click
+
+from replay.verdict import EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_UNREADABLE, EXIT_USAGE
+
+#: A reader of our output went away: what a shell reports for a process ended by SIGPIPE.
+EXIT_PIPE = 141
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One command: the module that holds it as ``command``, and its line in ``replay --help``."""
+
+    module: str
+    help: str
+
+
+#: Every command in the order of the help. A module that is not there yet leaves its command out.
+COMMANDS: dict[str, Entry] = {
+    "demo": Entry("replay.commands.demo", "Record a small prefill/decode pair with a fault, and judge it."),
+    "info": Entry("replay.commands.info", "Say what is in a trace: processes, hooks, events, losses."),
+    "verify": Entry("replay.commands.verify", "Check that a trace is whole and consistent with itself."),
+    "seal": Entry("replay.commands.seal", "Turn journals into compressed HDF5 traces."),
+    "merge": Entry("replay.commands.merge", "Join the traces of both sides into one file."),
+    "trim": Entry("replay.commands.trim", "Cut a trace down to some requests."),
+    "timeline": Entry("replay.commands.timeline", "List what happened to a request or a page, in order."),
+    "plot": Entry("replay.commands.plot", "Draw the stage x page grid of a request."),
+    "kernels": Entry("replay.commands.kernels", "Check the store and read kernels against the reference."),
+    "explain": Entry("replay.commands.explain", "Explain a kind of fault, such as F09."),
+    "env": Entry("replay.commands.env", "List the KV_REPLAY_* options and their values."),
+    "trigger": Entry("replay.commands.trigger", "Tell a running capture that a reply was garbled."),
+}
+VERDICT = Entry("replay.commands.replay_trace", "Judge a trace.")
+#: Name under which the default command runs; it is not in the help and cannot be mistaken for a file.
+_VERDICT_NAME = "TRACE|FOLDER..."
+
+
+def available() -> list[str]:
+    """Names of the commands whose modules exist."""
+    return [name for name, entry in COMMANDS.items() if importlib.util.find_spec(entry.module) is not None]
+
+
+class Commands(click.Group):
+    """A group that loads commands when they are called and takes anything else as traces to judge."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Names in the order of the help."""
+        return available()
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import the command called ``cmd_name``."""
+        entry = VERDICT if cmd_name == _VERDICT_NAME else COMMANDS.get(cmd_name)
+        if entry is None or (entry is not VERDICT and importlib.util.find_spec(entry.module) is None):
+            return None
+        found = importlib.import_module(entry.module).command
+        if not isinstance(found, click.Command):
+            raise TypeError(f"{entry.module}.command is not a click command")
+        return found
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Put the verdict command in front of arguments that name no command."""
+        own = {name for param in self.get_params(ctx) for name in param.opts}
+        first = next((i for i, arg in enumerate(args) if arg not in own), None)
+        if first is not None and args[first] not in available():
+            self._refuse_typo(ctx, args[first])
+            args = [*args[:first], _VERDICT_NAME, *args[first:]]
+        return super().parse_args(ctx, args)
+
+    def _refuse_typo(self, ctx: click.Context, word: str) -> None:
+        """A word that is neither a command, an option nor an existing path is a usage error."""
+        if word.startswith("-") or Path(word).exists():
+            return
+        near = difflib.get_close_matches(word, available(), n=1)
+        hint = f" Did you mean 'replay {near[0]}'?" if near else " 'replay --help' lists the commands."
+        raise click.UsageError(f"'{word}' is neither a command nor an existing trace or folder.{hint}", ctx)
+
+    def format_usage(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Both forms: traces to judge, or a command."""
+        formatter.write_usage(ctx.command_path, "TRACE|FOLDER... [OPTIONS]")
+        formatter.write_usage(ctx.command_path, "COMMAND ...")
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Options of the verdict, general options, then the commands, one line each."""
+        verdict = self.get_command(ctx, _VERDICT_NAME)
+        assert verdict is not None
+        for title, source in (("Verdict options", verdict), ("General options", self)):
+            options = [param for param in source.get_params(ctx) if isinstance(param, click.Option)]
+            if source is verdict:
+                options = [option for option in options if "--help" not in option.opts]
+            records = [option.get_help_record(ctx) for option in options]
+            with formatter.section(title):
+                formatter.write_dl([record for record in records if record is not None])
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, COMMANDS[name].help) for name in self.list_commands(ctx)])
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]}, no_args_is_help=True)
+@click.version_option(None, "-V", "--version", package_name="kv-replay", message="kv-replay %(version)s")
+@click.option("--debug", is_flag=True, help="Show the traceback of an internal error.")
+def cli(debug: bool) -> None:
+    """Judge what happened to the KV-cache pages of a prefill/decode pair.
+
+    Reads traces (.h5), journals (.journal) or folders of them and names the first stage at which a page is wrong.
+
+    Exit codes: 0 clean or done, 1 divergent, 2 usage, 3 inconclusive or lossy, 4 unreadable trace,
+    70 internal error, 130 interrupted.
+    """
+
+
+def main(argv: Sequence[str] | None = None) -> NoReturn:
+    """Run the command line and exit the process with the right code."""
+    args = list(sys.argv[1:] if argv is None else argv)
+    code = run(args)
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except BrokenPipeError:
+        code = EXIT_PIPE
+    if code == EXIT_PIPE:
+        # Python flushes once more while it exits; give it somewhere to write.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(code)
+
+
+def run(args: list[str]) -> int:
+    """Run the command line ``args`` and return its exit code."""
+    debug = "--debug" in args[: args.index("--")] if "--" in args else "--debug" in args
+    try:
+        with cli.make_context("replay", [arg for arg in args if arg != "--debug"]) as ctx:
+            result = cli.invoke(ctx)
+    except click.exceptions.Exit as stop:
+        return stop.exit_code
+    except click.ClickException as error:
+        error.show()
+        return EXIT_USAGE
+    except (KeyboardInterrupt, click.Abort):
+        click.echo("replay: interrupted", err=True)
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        return EXIT_PIPE
+    except Exception as error:
+        if debug:
+            traceback.print_exc()
+        return _explain(error, debug)
+    return result if isinstance(result, int) else 0
+
+
+def _explain(error: Exception, debug: bool) -> int:
+    """Say what went wrong and return the exit code for it."""
+    if _is_unreadable(error):
+        click.echo(f"replay: {error}", err=True)
+        return EXIT_UNREADABLE
+    if isinstance(error, OSError) and error.errno in _PATH_ERRORS and error.filename is not None:
+        click.echo(f"replay: cannot use {os.fspath(error.filename)!r}: {error.strerror}", err=True)
+        return EXIT_UNREADABLE
+    where = traceback.extract_tb(error.__traceback__)[-1:]
+    place = f" ({Path(where[0].filename).name}:{where[0].lineno})" if where else ""
+    click.echo(f"replay: internal error: {type(error).__name__}: {error}{place}", err=True)
+    if not debug:
+        click.echo(
+            f"This is a fault of kv-replay {_version()}, not of your trace. Run the same command with --debug and "
+            "report the traceback, together with 'replay info --json' of the trace where that works.",
+            err=True,
+        )
+    return EXIT_INTERNAL
+
+
+_PATH_ERRORS = (errno.ENOENT, errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTDIR)
+
+
+def _is_unreadable(error: Exception) -> bool:
+    """Whether ``error`` is the trace's or the journal's own error. Looks only at modules that are loaded already."""
+    for module, name in (("replay.trace.errors", "TraceError"), ("capture_hooks.journal", "JournalError")):
+        kind: Any = getattr(sys.modules.get(module), name, None)
+        if isinstance(kind, type) and isinstance(error, kind):
+            return True
+    return False
+
+
+def _version() -> str:
+    try:
+        return metadata.version("kv-replay")
+    except metadata.PackageNotFoundError:
+        return "(not installed)"

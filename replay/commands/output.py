@@ -1,0 +1,77 @@
+"""What the commands share: writing files, JSON, colour and progress."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any, TextIO
+
+import click
+
+
+def may_color(stream: TextIO) -> bool:
+    """Whether ``stream`` is a terminal whose user has not set ``NO_COLOR``."""
+    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def to_json(body: Any) -> str:
+    """``body`` as indented JSON; numpy scalars and arrays and paths become plain values."""
+    return json.dumps(body, indent=2, default=_plain, allow_nan=False)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Path):
+        return str(value)
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    raise TypeError(f"{type(value).__name__} has no form in JSON")
+
+
+def check_new(path: Path, force: bool) -> None:
+    """Refuse to write over ``path`` unless ``force``."""
+    if path.exists() and not force:
+        raise click.UsageError(f"'{path}' exists; give --force to write over it.")
+    if not path.parent.is_dir():
+        raise click.UsageError(f"'{path.parent}' is not a folder.")
+
+
+def write_new(path: Path, text: str, force: bool) -> None:
+    """Write ``text`` to ``path``, whole or not at all."""
+    check_new(path, force)
+    partial = path.with_name(path.name + ".partial")
+    try:
+        partial.write_text(text, encoding="utf-8")
+        partial.replace(path)
+    except OSError as error:
+        raise click.UsageError(f"cannot write '{path}': {error.strerror}") from error
+
+
+class Progress:
+    """One line on standard error that is rewritten; nothing where standard error is not a terminal.
+
+    Call it with what is being done and, where known, how much of how many.
+    """
+
+    def __init__(self, enabled: bool | None = None) -> None:
+        self._enabled = sys.stderr.isatty() if enabled is None else enabled
+        self._began = self._drawn = time.monotonic()
+        self._shown = False
+
+    def __call__(self, what: str = "", done: int = 0, total: int = 0) -> None:
+        """Draw the state, at most ten times a second and not before half a second is over."""
+        now = time.monotonic()
+        if not self._enabled or now - self._began < 0.5 or now - self._drawn < 0.1:
+            return
+        self._drawn, self._shown = now, True
+        share = f" {done:,} of {total:,}" if total else ""
+        click.echo(f"\r\x1b[K{what}{share}", nl=False, err=True)
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._shown:
+            click.echo("\r\x1b[K", nl=False, err=True)
