@@ -110,8 +110,10 @@ class Commands(click.Group):
             records = [option.get_help_record(ctx) for option in options]
             with formatter.section(title):
                 formatter.write_dl([record for record in records if record is not None])
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, COMMANDS[name].help) for name in self.list_commands(ctx)])
+        commands = [(name, COMMANDS[name].help) for name in self.list_commands(ctx)]
+        if commands:
+            with formatter.section("Commands"):
+                formatter.write_dl(commands)
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]}, no_args_is_help=True)

@@ -49,12 +49,17 @@ class _Verdict(click.Command):
 @click.option("--json", "as_json", is_flag=True, help="Print the verdict as JSON alone.")
 @click.option("-v", "--verbose", is_flag=True, help="Show every finding and all of its evidence.")
 @click.option(
-    "-o", "--out", type=click.Path(path_type=Path), help="Write the verdict's JSON to this file too."
+    "-o",
+    "--out",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="Write the verdict's JSON to this file too.",
 )
 @click.option("--force", is_flag=True, help="Write over the file given with --out.")
 @click.option("--exhaustive", is_flag=True, help="Re-execute every recorded store and read, not a sample.")
 @click.option(
     "--sample",
+    metavar="N",
     type=click.IntRange(min=0),
     default=8,
     show_default=True,
@@ -69,10 +74,11 @@ class _Verdict(click.Command):
 @click.option("--no-reexecute", "--no-triton", is_flag=True, help="Run no kernel; the numpy reference only.")
 @click.option(
     "--timeout",
+    metavar="SECONDS",
     type=click.FloatRange(min=0, min_open=True),
     default=60.0,
     show_default=True,
-    help="Seconds for a kernel of yours.",
+    help="Time for a kernel of yours.",
 )
 def command(
     traces: tuple[Path, ...],
