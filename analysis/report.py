@@ -112,8 +112,9 @@ def _finding(
         _Section("where", _fit(_where_text(shown)), 5),
     ]
     if verbose:
-        differing = [finding for finding in shown[1:] if finding.pages != shown[0].pages]
-        sections[-1].lines += _flat(_fit(f"layer {found.layer}: {_pages_text(found)}") for found in differing)
+        for found in shown[1:]:
+            if _places(found) != _places(shown[0]):
+                sections[-1].lines += _fit(f"layer {found.layer}: {_pages_text(found, found.pages)}")
     why = _reasons(shown, verbose)
     if why:
         sections.append(_Section("why", _flat(_fit(reason) for reason in why), 7, floor=2))
@@ -136,33 +137,36 @@ def _request_text(shown: Sequence[Finding], others: Sequence[int]) -> str:
 
 
 def _where_text(shown: Sequence[Finding]) -> str:
-    text = _pages_text(shown[0])
-    if any(finding.pages != shown[0].pages for finding in shown):
-        text = f"layer {shown[0].layer}: {text}; other layers differ from it, see -v"
-    return text
+    first = shown[0]
+    if all(_places(finding) == _places(first) for finding in shown):
+        return _pages_text(first, [page for finding in shown for page in finding.pages])
+    return f"layer {first.layer}: {_pages_text(first, first.pages)}; not the same in every layer, see -v"
 
 
-def _pages_text(finding: Finding) -> str:
-    """Pages, rows and bytes of one finding."""
+def _pages_text(finding: Finding, counted: Sequence[PageFinding]) -> str:
+    """Pages, rows and bytes of one finding; ``counted`` are the pages whose differing bytes are told."""
     pages = finding.pages
     if not pages:
         return f"the whole request, {finding.role} side"
     logical, physical = [page.logical for page in pages], [page.physical for page in pages]
     number = "page" if len(pages) == 1 else "pages"
     text = f"logical {number} {_run(logical)} = {finding.role} {number} {_run(physical)}"
-    first = pages[0]
-    same = all(_extent(page) == _extent(first) for page in pages)
-    if not same:
-        text += f"; in page {first.logical}"
-    extent = _extent_text(first)
-    return f"{text}{',' if same else ':'} {extent}" if extent else text
+    if all(_extent(page) == _extent(pages[0]) for page in pages):
+        parts = [text, *_extent_text(pages[0]), *_count_text(counted)]
+        return ", ".join(parts)
+    parts = [*_extent_text(pages[0]), *_count_text(pages[:1])]
+    return f"{text}; in page {pages[0].logical}: {', '.join(parts)}; not the same in every page"
 
 
 def _extent(page: PageFinding) -> tuple[Any, ...]:
-    return page.value_rows, page.scale_rows, page.byte_ranges, page.bytes_differing
+    return page.value_rows, page.scale_rows, page.byte_ranges
 
 
-def _extent_text(page: PageFinding) -> str:
+def _places(finding: Finding) -> list[tuple[Any, ...]]:
+    return [(page.logical, page.physical, *_extent(page)) for page in finding.pages]
+
+
+def _extent_text(page: PageFinding) -> list[str]:
     parts = []
     if page.value_rows and page.value_rows == page.scale_rows:
         parts.append(f"rows {_closed(page.value_rows)}")
@@ -175,9 +179,17 @@ def _extent_text(page: PageFinding) -> str:
         parts.append("bytes " + ", ".join(f"[{begin},{end})" for begin, end in page.byte_ranges[:4]))
         if len(page.byte_ranges) > 4:
             parts[-1] += f" and {len(page.byte_ranges) - 4} more ranges"
-    if page.bytes_differing is not None:
-        parts.append(f"{page.bytes_differing:,} bytes differ")
-    return ", ".join(parts)
+    return parts
+
+
+def _count_text(pages: Sequence[PageFinding]) -> list[str]:
+    """How many bytes differ in each of ``pages``; nothing where the bytes were not kept."""
+    counts = [page.bytes_differing for page in pages if page.bytes_differing is not None]
+    if not counts:
+        return []
+    low, high = min(counts), max(counts)
+    each = " in each" if len(pages) > 1 else ""
+    return [f"{low:,} bytes differ{each}" if low == high else f"{low:,} to {high:,} bytes differ{each}"]
 
 
 def _reasons(shown: Sequence[Finding], verbose: bool) -> list[str]:
