@@ -51,6 +51,10 @@ check: lint types  ## lint + types
 bench: venv  ## Time the replay of 1,000,000 page snapshots against a plain comparison
 	$(BIN)/python benchmarks/million_pages.py
 
+.PHONY: docs
+docs: venv  ## Write the pages that are made from code
+	$(BIN)/replay env --markdown > docs/options.md
+
 .PHONY: clean
 clean:  ## Remove caches, build outputs and the demo's files (.venv stays)
 	rm -rf build dist demo .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache *.egg-info
