@@ -59,8 +59,8 @@ def markdown_table() -> str:
     lines = [
         "# Options",
         "",
-        "Environment variables of the capture, read once when a process starts. `replay env` shows them with the values",
-        "that are set, and names what it does not know. This page is made by `make docs`.",
+        "Environment variables of the capture, read once when a process starts. `replay env` shows them with the",
+        "values that are set, and names what it does not know. This page is made by `make docs`.",
         "",
         "| variable | type | default | meaning |",
         "|---|---|---|---|",
