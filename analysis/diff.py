@@ -1,0 +1,288 @@
+"""The stage x page grid of one request, as plain arrays.
+
+Each prompt page of the request, in each layer, is compared at each stage with the first stage at which it was seen
+(the store, where it was recorded). Only rows that the prompt fills count: what lies behind them is nobody's claim.
+What the verdict found is laid over it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from capture_hooks.layouts import LAYOUTS
+from replay.verdict import Finding, Verdict
+
+if TYPE_CHECKING:
+    from replay.trace.reader import Trace
+
+I64 = npt.NDArray[np.int64]
+U8 = npt.NDArray[np.uint8]
+Bool = npt.NDArray[np.bool_]
+
+#: More pages than this are a mistake in the trace, not a request.
+MAX_PAGES = 1 << 16
+
+
+class State(IntEnum):
+    """What is known of one page at one stage."""
+
+    NOT_SEEN = 0
+    NOT_JUDGED = 1
+    EQUAL = 2
+    DIFFERS = 3
+
+
+#: Rows of the grid that are snapshots: label, stage of the record, its moments (None: any).
+SNAPSHOTS: tuple[tuple[str, str, tuple[str, ...] | None], ...] = (
+    ("store", "ST", None),
+    ("source", "SE", ("before", "")),
+    ("source, after", "SE", ("after",)),
+    ("arrival", "RC", ("", "after")),
+    ("later", "LT", None),
+    ("reads", "RD", None),
+)
+#: Rows of the grid that only the verdict can tell: label and stage of the ladder.
+JUDGED = (("table", "table"), ("read kernel", "read-kernel"), ("top-k", "top-k"))
+#: On which row a finding of each ladder stage is marked.
+_MARKED = {
+    "store": "store",
+    "source": "source",
+    "descriptor": "arrival",
+    "wire": "arrival",
+    "completion": "arrival",
+    "destination": "reads",
+    "table": "table",
+    "read-kernel": "read kernel",
+    "top-k": "top-k",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class StageGrid:
+    """States of the pages of one request.
+
+    Attributes:
+        room: The request.
+        attempt: Its attempt.
+        stages: Labels of the S stages, in the order of the ladder.
+        layers: (buffer name, layer id) of the L layers, sorted.
+        logical: int64[P], logical page numbers.
+        physical: int64[P], page ids on the reading side; -1 where it never had the page.
+        states: uint8[S, L, P] of :class:`State`.
+        found: bool[S, L, P], where a finding of the verdict lies.
+    """
+
+    room: int
+    attempt: int
+    stages: tuple[str, ...]
+    layers: tuple[tuple[str, int], ...]
+    logical: I64
+    physical: I64
+    states: U8
+    found: Bool
+
+
+def busiest_request(trace: Trace, verdict: Verdict) -> tuple[int, int] | None:
+    """(room, attempt) of the first finding, else of the request with the most page snapshots; None without any."""
+    if verdict.findings:
+        request = verdict.findings[0].request
+        return request.room, request.attempt
+    snapshots = trace.table("snapshot")
+    rooms = snapshots["room"]
+    chosen = np.flatnonzero(rooms >= 0)
+    if not len(chosen):
+        return None
+    pages = np.diff(snapshots.ragged("pages").offsets)[chosen]
+    keys = np.stack([rooms[chosen], snapshots["attempt"][chosen]], 1)
+    names, number = np.unique(keys, axis=0, return_inverse=True)
+    best = names[np.argmax(np.bincount(number.ravel(), weights=pages))]
+    return int(best[0]), int(best[1])
+
+
+def stage_grid(trace: Trace, verdict: Verdict, room: int, attempt: int = 0) -> StageGrid | None:
+    """The grid of one request, or None where the trace has no page of it.
+
+    A page is compared by its row digests and scale words, so this works without page bytes.
+    """
+    seen = _snapshots_of(trace, room, attempt)
+    findings = [f for f in verdict.findings if (f.request.room, f.request.attempt) == (room, attempt)]
+    rows = _prompt_rows(trace, room, attempt)
+    if not len(seen.content) and not findings:
+        return None
+    layers = tuple(sorted({*seen.slots, *((finding.buffer, finding.layer) for finding in findings)}))
+    logical = _logical_pages(seen, findings, rows)
+    stages = tuple(label for label, _, _ in SNAPSHOTS) + tuple(label for label, _ in JUDGED)
+    states = np.full((len(stages), len(layers), len(logical)), State.NOT_SEEN, np.uint8)
+    for layer, slot in enumerate(layers):
+        _compare(trace, seen, layer, slot, rows, logical, states)
+    for number, (_, stage) in enumerate(JUDGED, len(SNAPSHOTS)):
+        cleared = any(text == stage or text.startswith(f"{stage} (") for text in verdict.cleared)
+        states[number] = State.EQUAL if cleared else State.NOT_JUDGED
+    found = _mark(findings, stages, layers, logical, states)
+    return StageGrid(room, attempt, stages, layers, logical, _physical(seen, logical), states, found)
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """Page snapshots of one request, flat: one row a page."""
+
+    stage: I64  #: index into SNAPSHOTS
+    slot: npt.NDArray[np.object_]  #: (buffer name, layer)
+    format: npt.NDArray[np.object_]
+    logical: I64
+    page: I64
+    content: I64
+    reading: Bool  #: made by the side that reads
+
+    @property
+    def slots(self) -> set[tuple[str, int]]:
+        return set(self.slot)
+
+
+def _snapshots_of(trace: Trace, room: int, attempt: int) -> _Seen:
+    table = trace.table("snapshot")
+    rows = np.flatnonzero((table["room"] == room) & (table["attempt"] == attempt))
+    stages, moments = table["stage"][rows], table["moment"][rows]
+    kind = np.full(len(rows), -1, np.int64)
+    for number, (_, stage, wanted) in enumerate(SNAPSHOTS):
+        kind[(stages == stage) & (True if wanted is None else np.isin(moments, wanted))] = number
+    # After the request has given its pages back, a late step may still show them: they are the next owner's.
+    freed = _freed(trace, room, attempt)
+    process = table["process"][rows]
+    last = np.array([freed.get(int(number), np.iinfo(np.int64).max) for number in process], np.int64)
+    keep = (kind >= 0) & (table["seq"][rows] <= last)
+    rows, kind, process = rows[keep], kind[keep], process[keep]
+    buffers = _buffers(trace)
+    names = [buffers.get((int(p), int(b))) for p, b in zip(process, table["buffer"][rows], strict=True)]
+    known = np.array([name is not None for name in names], bool)
+    rows, kind, process = rows[known], kind[known], process[known]
+    logical, pages, content = (table.ragged(name) for name in ("logical", "pages", "content"))
+    counts = np.array([len(logical[row]) for row in rows], np.int64)
+    slot, layout = np.empty(len(rows), object), np.empty(len(rows), object)
+    for number, name in enumerate(name for name in names if name is not None):
+        slot[number], layout[number] = name[:2], name[2]
+    reading = set(process[kind >= 3]) or set(process)
+    return _Seen(
+        stage=np.repeat(kind, counts),
+        slot=np.repeat(slot, counts),
+        format=np.repeat(layout, counts),
+        logical=_join([logical[row] for row in rows]),
+        page=_join([pages[row] for row in rows]),
+        content=_join([content[row] for row in rows]),
+        reading=np.repeat(np.isin(process, list(reading)), counts),
+    )
+
+
+def _join(parts: Sequence[npt.NDArray[np.int64]]) -> I64:
+    return np.concatenate([np.zeros(0, np.int64), *parts]).astype(np.int64, copy=False)
+
+
+def _buffers(trace: Trace) -> dict[tuple[int, int], tuple[str, int, str]]:
+    """(name, layer, format) of each (process, buffer id)."""
+    table = trace.table("buffer")
+    columns = (table[name] for name in ("process", "buffer", "name", "layer", "format"))
+    return {
+        (int(process), int(buffer)): (str(name), int(layer), str(format_))
+        for process, buffer, name, layer, format_ in zip(*columns, strict=True)
+    }
+
+
+def _freed(trace: Trace, room: int, attempt: int) -> dict[int, int]:
+    """Sequence number of the request's last free in each process."""
+    table = trace.table("free")
+    rows = np.flatnonzero((table["room"] == room) & (table["attempt"] == attempt))
+    return {int(table["process"][row]): int(table["seq"][row]) for row in rows}
+
+
+def _prompt_rows(trace: Trace, room: int, attempt: int) -> int:
+    """Rows that the prompt fills, -1 where nobody told."""
+    table = trace.table("request")
+    rows = table["rows"][(table["room"] == room) & (table["attempt"] == attempt)]
+    return int(rows.max()) if len(rows) else -1
+
+
+def _logical_pages(seen: _Seen, findings: Sequence[Finding], rows: int) -> I64:
+    named = [page.logical for finding in findings for page in finding.pages if page.logical >= 0]
+    found = np.unique(np.concatenate([seen.logical[seen.logical >= 0], np.array(named, np.int64)]))
+    if rows >= 0 and len(seen.format):
+        per_page = max(LAYOUTS[name].rows for name in set(seen.format) if name in LAYOUTS)
+        prompt = found < -(-rows // per_page)
+        found = found[prompt | np.isin(found, named)]
+    return found[:MAX_PAGES].astype(np.int64)
+
+
+def _compare(
+    trace: Trace, seen: _Seen, layer: int, slot: tuple[str, int], rows: int, logical: I64, states: U8
+) -> None:
+    """Fill the states of one layer."""
+    mine = np.flatnonzero(np.array([name == slot for name in seen.slot], bool))
+    mine = mine[np.isin(seen.logical[mine], logical)]
+    column = np.searchsorted(logical, seen.logical[mine])
+    for name in dict.fromkeys(seen.format[mine]):
+        if name not in LAYOUTS:
+            states[seen.stage[mine], layer, column] = State.NOT_JUDGED
+    # The stage of the first sight of each page, and its content: what the others are compared with.
+    order = np.lexsort((seen.stage[mine],))
+    reference: dict[int, int] = {}
+    for position in order:
+        if seen.content[mine[position]] >= 0 and seen.format[mine[position]] in LAYOUTS:
+            reference.setdefault(int(column[position]), int(mine[position]))
+    for number in range(len(SNAPSHOTS)):
+        chosen = np.flatnonzero(seen.stage[mine] == number)
+        for position in chosen:
+            row, place = int(mine[position]), int(column[position])
+            state = _state(trace, seen, row, reference.get(place), rows)
+            # Several looks at one page, as reads make: the worst of them is shown.
+            states[number, layer, place] = max(states[number, layer, place], state)
+
+
+def _state(trace: Trace, seen: _Seen, row: int, reference: int | None, rows: int) -> State:
+    content = int(seen.content[row])
+    if reference is None or content < 0 or seen.format[row] != seen.format[reference]:
+        return State.NOT_JUDGED
+    if content == seen.content[reference]:
+        return State.EQUAL
+    layout = LAYOUTS[seen.format[row]]
+    valid = layout.rows if rows < 0 else min(layout.rows, rows - int(seen.logical[row]) * layout.rows)
+    ids = np.array([content, seen.content[reference]], np.int64)
+    values, scales = trace.contents.row_values(ids), trace.contents.row_scales(ids)
+    same = np.array_equal(values[0, :valid], values[1, :valid]) and np.array_equal(
+        scales[0, :valid], scales[1, :valid]
+    )
+    return State.EQUAL if same else State.DIFFERS
+
+
+def _mark(
+    findings: Sequence[Finding],
+    stages: Sequence[str],
+    layers: Sequence[tuple[str, int]],
+    logical: I64,
+    states: U8,
+) -> Bool:
+    """Where findings lie. A row that only the verdict knows takes its state from them."""
+    found = np.zeros(states.shape, bool)
+    for finding in findings:
+        label = _MARKED.get(finding.stage)
+        if label is None:
+            continue
+        stage, layer = stages.index(label), layers.index((finding.buffer, finding.layer))
+        named = np.array([page.logical for page in finding.pages], np.int64)
+        columns = np.flatnonzero(np.isin(logical, named)) if len(named) else np.arange(len(logical))
+        found[stage, layer, columns] = True
+        if stage >= len(SNAPSHOTS):
+            states[stage, layer, columns] = State.DIFFERS
+    return found
+
+
+def _physical(seen: _Seen, logical: I64) -> I64:
+    """Page id of each logical page on the reading side."""
+    physical = np.full(len(logical), -1, np.int64)
+    chosen = np.flatnonzero(seen.reading & np.isin(seen.logical, logical))
+    physical[np.searchsorted(logical, seen.logical[chosen])] = seen.page[chosen]
+    return physical
