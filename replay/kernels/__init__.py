@@ -1,0 +1,1 @@
+"""Store and read of the index-K cache: reference, torch twins, Triton kernels, and their checks."""
