@@ -1,0 +1,240 @@
+"""Guarded access to HDF5: nothing that a file claims is believed before it is checked.
+
+Reading refuses links out of the file, virtual and external datasets, filters other than the format's own, types
+and shapes that the format does not have, and sizes that the stored bytes cannot hold. Writing goes to a
+temporary name and appears under its own name only when it is whole.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import secrets
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import numpy.typing as npt
+
+from replay.trace.errors import DAMAGED, TraceError, reading
+from replay.trace.schema import CHUNK_ROWS, MAX_CHUNK_BYTES, MAX_COLUMN_BYTES, ZSTD_FILTER
+
+Array = npt.NDArray[Any]
+
+#: shuffle, deflate, fletcher32
+_PLAIN_FILTERS = {1, 2, 3}
+#: Deflate makes at most 1032 bytes of one.
+_MAX_RATIO = 1040
+
+
+def open_file(path: Path) -> Any:
+    """Open ``path`` for reading; without locks, so that read-only and network folders work."""
+    if not path.exists():
+        raise TraceError("there is no such file", str(path), "Check the path")
+    with reading(str(path), "It is no HDF5 file, or it was cut: seal its journal again"):
+        return h5py.File(path, "r", locking=False)
+
+
+def child(group: Any, name: str, where: str) -> Any | None:
+    """The object ``name`` of ``group``, or None. Soft and external links are refused."""
+    with reading(f"{where}/{name}"):
+        link = group.get(name, getlink=True)
+        if link is None:
+            return None
+        if not isinstance(link, h5py.HardLink):
+            raise TraceError(
+                "it is a link to somewhere else, which a trace never has", f"{where}/{name}", DAMAGED
+            )
+        return group[name]
+
+
+def subgroup(group: Any, name: str, where: str) -> Any | None:
+    """The group ``name`` of ``group``, or None."""
+    found = child(group, name, where)
+    if found is not None and not isinstance(found, h5py.Group):
+        raise TraceError("it should be a group", f"{where}/{name}", DAMAGED)
+    return found
+
+
+def checked_dataset(
+    group: Any, name: str, where: str, dtype: np.dtype[Any], width: int | None = None, zstd: bool = False
+) -> Any | None:
+    """The dataset ``name`` of ``group``, or None where there is none.
+
+    Args:
+        group: HDF5 group.
+        name: name in the group.
+        where: file and group, for messages.
+        dtype: the element type it must have.
+        width: second dimension; None for one dimension.
+        zstd: blob dataset, whose only filter is Zstandard and whose chunks our own code decodes.
+    """
+    found = child(group, name, where)
+    if found is None:
+        return None
+    place = f"{where}/{name}"
+    with reading(place):
+        if not isinstance(found, h5py.Dataset):
+            raise TraceError("it should be a dataset", place, DAMAGED)
+        if found.dtype != dtype:
+            raise TraceError(f"its type is {found.dtype}, not {dtype}", place, DAMAGED)
+        shape = found.shape
+        if (
+            shape is None
+            or len(shape) != (1 if width is None else 2)
+            or (width is not None and shape[1] != width)
+        ):
+            raise TraceError(f"its shape is {shape}", place, DAMAGED)
+        _check_storage(found, place, dtype.itemsize, zstd)
+        return found
+
+
+def _check_storage(dataset: Any, place: str, itemsize: int, zstd: bool) -> None:
+    """Every byte of ``dataset`` lies in this file, and its size is possible for what is stored."""
+    plist = dataset.id.get_create_plist()
+    layout = plist.get_layout()
+    filters = {plist.get_filter(i)[0] for i in range(plist.get_nfilters())}
+    if dataset.is_virtual or layout == h5py.h5d.VIRTUAL or plist.get_external_count() > 0:
+        raise TraceError("its data lies in another file, which a trace never has", place, DAMAGED)
+    if filters - ({ZSTD_FILTER} if zstd else _PLAIN_FILTERS):
+        raise TraceError(f"it has filters {sorted(filters)}", place, DAMAGED)
+    size = math.prod(dataset.shape) * itemsize
+    stored = dataset.id.get_storage_size()
+    if stored > dataset.file.id.get_filesize():
+        raise TraceError(f"it claims {stored} stored bytes, more than the file has", place, DAMAGED)
+    if layout == h5py.h5d.CHUNKED:
+        chunks = dataset.chunks
+        if math.prod(chunks) * itemsize > MAX_CHUNK_BYTES:
+            raise TraceError(f"its chunks have {math.prod(chunks) * itemsize} bytes", place, DAMAGED)
+        wanted = math.prod(-(-n // c) for n, c in zip(dataset.shape, chunks, strict=True))
+        if dataset.id.get_num_chunks() != wanted:
+            raise TraceError(
+                f"{dataset.id.get_num_chunks()} of its {wanted} chunks are there", place, DAMAGED
+            )
+    elif zstd:
+        raise TraceError("it is not chunked", place, DAMAGED)
+    elif stored < size:
+        raise TraceError(f"{stored} of its {size} bytes are there", place, DAMAGED)
+    if zstd:
+        return  # its chunks are decoded one by one, each within its own bound
+    if size > MAX_COLUMN_BYTES:
+        raise TraceError(
+            f"it has {size} bytes", place, "That is more than one column may have: trim the trace"
+        )
+    if layout == h5py.h5d.CHUNKED and size > stored * _MAX_RATIO:
+        raise TraceError(f"{stored} stored bytes cannot hold its {size}", place, DAMAGED)
+
+
+def read(dataset: Any, where: str, start: int = 0, stop: int | None = None) -> Array:
+    """Rows ``start..stop`` (half-open) of a checked dataset, in native byte order."""
+    with reading(where):
+        end = dataset.shape[0] if stop is None else stop
+        out = np.empty((end - start, *dataset.shape[1:]), dataset.dtype)
+        if end > start:
+            dataset.read_direct(out, np.s_[start:end])
+        return out.astype(dataset.dtype.newbyteorder("="), copy=False)
+
+
+class Appender:
+    """A growing dataset, written in whole chunks only.
+
+    The dataset is created with its first write; where everything fits one chunk, the chunk is no larger than
+    that, so that small traces stay small.
+    """
+
+    def __init__(
+        self, group: Any, name: str, dtype: np.dtype[Any], width: int | None = None, compress: bool = True
+    ) -> None:
+        self._group = group
+        self._name = name
+        self._dtype = dtype
+        self._tail = () if width is None else (width,)
+        self._compress = compress
+        self._dataset: Any = None
+        self._waiting: list[Array] = []
+        self._waiting_rows = 0
+        self.rows = 0
+
+    def append(self, values: Array) -> None:
+        """Add rows; they are converted to the dataset's type, which must be able to hold them."""
+        if len(values):
+            self._waiting.append(np.ascontiguousarray(values, self._dtype))
+            self._waiting_rows += len(values)
+            self.rows += len(values)
+            if self._waiting_rows >= CHUNK_ROWS:
+                self._write(self._waiting_rows - self._waiting_rows % CHUNK_ROWS)
+
+    def close(self) -> None:
+        """Write what is left; a dataset without rows is created too."""
+        self._write(self._waiting_rows)
+
+    def _write(self, rows: int) -> None:
+        joined = np.concatenate(self._waiting) if self._waiting else np.empty((0, *self._tail), self._dtype)
+        if self._dataset is None:
+            chunk = CHUNK_ROWS if rows >= CHUNK_ROWS else max(1, rows)
+            self._dataset = self._group.create_dataset(
+                self._name,
+                shape=(0, *self._tail),
+                maxshape=(None, *self._tail),
+                chunks=(chunk, *self._tail),
+                dtype=self._dtype,
+                shuffle=self._compress and self._dtype.itemsize > 1,
+                compression="gzip" if self._compress else None,
+                compression_opts=1 if self._compress else None,
+                fletcher32=True,
+            )
+        if rows:
+            start = self._dataset.shape[0]
+            self._dataset.resize(start + rows, axis=0)
+            self._dataset[start:] = joined[:rows]
+        self._waiting = [joined[rows:].copy()] if rows < len(joined) else []
+        self._waiting_rows = len(joined) - rows
+
+
+class NewFile:
+    """A file that appears under its name only when it is whole."""
+
+    def __init__(self, path: Path, replace: bool) -> None:
+        self.path = path
+        self._replace = replace
+        if not replace and path.exists():
+            raise _exists(path)
+        self._temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.partial")
+        with reading(str(path), "Choose a folder that exists and can be written"):
+            # Version 1.10 of the file format keeps a checksum over all of its own structures.
+            self.file: Any = h5py.File(self._temporary, "x", libver=("v110", "v110"), locking=False)
+
+    def publish(self) -> None:
+        """Close the file and give it its name."""
+        try:
+            with reading(str(self.path), "Check that the disk has room"):
+                self.file.close()
+                if self._replace:
+                    self._temporary.replace(self.path)
+                else:
+                    self._link()
+        finally:
+            self._temporary.unlink(missing_ok=True)
+
+    def _link(self) -> None:
+        """Like rename, but fails where the name is taken; some file systems have no hard links."""
+        try:
+            os.link(self._temporary, self.path)
+        except FileExistsError:
+            raise _exists(self.path) from None
+        except OSError:
+            if self.path.exists():
+                raise _exists(self.path) from None
+            self._temporary.replace(self.path)
+
+    def discard(self) -> None:
+        """Remove what was written."""
+        try:
+            self.file.close()
+        finally:
+            self._temporary.unlink(missing_ok=True)
+
+
+def _exists(path: Path) -> TraceError:
+    return TraceError("it exists already", str(path), "Choose another name, or remove it first")
