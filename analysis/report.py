@@ -91,6 +91,12 @@ def _title(group: Sequence[Finding]) -> str:
     return _clean(f"{first.stage}: {_name(first)}, {first.confidence}")
 
 
+def headline(verdict: Verdict) -> str:
+    """The first line of the report."""
+    section = _headline(verdict, _grouped(verdict.findings))
+    return f"{section.label}  {' '.join(section.lines)}"
+
+
 def _headline(verdict: Verdict, groups: Sequence[Sequence[Finding]]) -> _Section:
     word = verdict.verdict.upper()
     said = {

@@ -1,0 +1,200 @@
+"""What happened to a request or to a physical page, in order and in words that fit an issue.
+
+The order is that of ``replay.order``: lines that it cannot order against the line above carry a ``~``. Clocks only
+choose between lines whose order is open.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from analysis.event_text import HEARD, TOLD, BufferPage, Entry, Events, ids_text
+from replay.order import HappensBefore
+
+if TYPE_CHECKING:
+    from replay.trace.reader import Trace
+    from replay.trace.table import Table
+
+I64 = npt.NDArray[np.int64]
+
+
+def request_entries(trace: Trace, room: int, attempt: int | None = None) -> list[Entry]:
+    """Every event of request ``room``, of one attempt or of all, in order and with its layers joined."""
+
+    def ours(table: Table) -> I64:
+        chosen = table["room"] == room
+        if attempt is not None:
+            chosen &= table["attempt"] == attempt
+        return np.flatnonzero(chosen)
+
+    events = Events(trace)
+    found: list[Entry] = []
+    for name in ("request", "alloc", "free", "receive", "store", "snapshot", "send", "read", "trigger"):
+        found += events.entries(name, ours(trace.table(name)))
+    found += events.entries("transfer_state", events.states_of(ours(trace.table("send")), ours))
+    order = trace.table("order")
+    wanted = [key for key in dict.fromkeys(order["key"]) if _is_key_of(str(key), room, attempt)]
+    found += events.entries("order", np.flatnonzero(np.isin(order["key"], wanted)))
+    return in_order(trace, found)
+
+
+def page_entries(trace: Trace, place: BufferPage) -> list[Entry]:
+    """Every event that touched the physical page ``place``, in order.
+
+    Allocations name pages and no buffers, so they count for every layer. A send is found by the addresses it writes.
+    """
+    events = Events(trace, place)
+    ids = events.buffers_like(place)
+
+    def here(table: Table, column: str, buffers: bool = True) -> I64:
+        pages = table.ragged(column)
+        hit = np.zeros(len(table), bool)
+        hit[pages.owner()[pages.values == place.page]] = True
+        hit &= table["process"] == place.process
+        if buffers:
+            hit &= np.isin(table["buffer"], ids)
+        return np.flatnonzero(hit)
+
+    found: list[Entry] = []
+    for name, column, buffers in (
+        ("alloc", "pages", False),
+        ("free", "pages", False),
+        ("receive", "pages", False),
+        ("snapshot", "pages", True),
+        ("read", "table", True),
+    ):
+        found += events.entries(name, here(trace.table(name), column, buffers))
+    found += events.entries("store", events.stores_into(place, ids))
+    sends = events.sends_touching(place, ids)
+    found += events.entries("send", sends)
+    found += events.entries("transfer_state", events.states_of(sends, lambda table: np.zeros(0, np.int64)))
+    return in_order(trace, found)
+
+
+def in_order(trace: Trace, entries: Iterable[Entry]) -> list[Entry]:
+    """``entries`` in an order that happens-before allows; neighbours that differ in their layer only are joined."""
+    order = HappensBefore(trace)
+    lines: dict[tuple[int, int], list[Entry]] = {}
+    for entry in entries:
+        lines.setdefault((entry.moment.process, entry.moment.line), []).append(entry)
+    queues = [sorted(line, key=lambda entry: (entry.moment.seq, entry.layers)) for line in lines.values()]
+    one_host = len({process.host for process in trace.processes}) == 1
+    result: list[Entry] = []
+    while queues:
+        heads = [queue[0] for queue in queues]
+        free = [
+            number
+            for number, head in enumerate(heads)
+            if not any(_before(order, other, head) for other in heads if other is not head)
+        ]
+        number = min(free or range(len(heads)), key=lambda i: _preference(heads[i], one_host, result))
+        head = queues[number].pop(0)
+        if not queues[number]:
+            queues.pop(number)
+        if result and _joins(result[-1], head):
+            layers = tuple(sorted({*result[-1].layers, *head.layers}))
+            result[-1] = replace(result[-1], layers=layers, end_ns=head.end_ns, moment=head.moment)
+            continue
+        proved = not result or _before(order, result[-1], head)
+        result.append(replace(head, ordered=proved))
+    return result
+
+
+def _before(order: HappensBefore, first: Entry, second: Entry) -> bool:
+    """Happens-before, and between the two ends of one edge: told, then heard."""
+    if first.kind == second.kind == "order" and first.text.replace(TOLD, HEARD) == second.text != first.text:
+        return True
+    return order.before(first.moment, second.moment)
+
+
+def _preference(entry: Entry, one_host: bool, result: Sequence[Entry]) -> tuple[Any, ...]:
+    """Which of the entries that may come next does: the earlier by the clock where clocks compare, else no change."""
+    if one_host:
+        return entry.end_ns, entry.moment.process, entry.moment.seq
+    stays = bool(result) and result[-1].moment.process == entry.moment.process
+    return not stays, entry.moment.process, entry.moment.seq
+
+
+def _joins(last: Entry, entry: Entry) -> bool:
+    same_line = (last.moment.process, last.moment.line) == (entry.moment.process, entry.moment.line)
+    same = (last.kind, last.text, last.buffer) == (entry.kind, entry.text, entry.buffer)
+    return same_line and same and bool(entry.layers) and not set(entry.layers) & set(last.layers)
+
+
+def _is_key_of(key: str, room: int, attempt: int | None) -> bool:
+    """Whether an order key is the request's: ``ROOM.ATTEMPT``."""
+    head, dot, tail = key.partition(".")
+    return bool(dot) and head == str(room) and (attempt is None or tail == str(attempt))
+
+
+def timeline_text(trace: Trace, title: str, entries: Sequence[Entry]) -> str:
+    """``entries`` as lines: proof of order, process, sequence number, milliseconds, layers, and what it was."""
+    names = [_process_name(trace, number) for number in range(len(trace.processes))]
+    wide = max((len(names[entry.moment.process]) for entry in entries), default=0)
+    told = ", ".join(
+        f"{name} is {p.role} rank {p.rank}" for name, p in zip(names, trace.processes, strict=True)
+    )
+    lines = [
+        _clean(f"{title}: {len(entries)} lines; {told}"),
+        "~ not ordered against the line above; ms only compares within one host",
+        "",
+    ]
+    origin = _origins(trace, entries)
+    for entry in entries:
+        when = (entry.begin_ns - origin[trace.processes[entry.moment.process].host]) / 1e6
+        layers = f"  [{entry.buffer} {ids_text(entry.layers)}]" if entry.layers else ""
+        proof = " " if entry.ordered else "~"
+        head = f"{proof} {names[entry.moment.process]:{wide}} {entry.moment.seq:>8} {when:>10.3f}"
+        lines.append(_clean(f"{head}  {entry.text}{layers}"))
+    return "\n".join(lines)
+
+
+def timeline_json(trace: Trace, entries: Sequence[Entry]) -> list[dict[str, Any]]:
+    """``entries`` as plain JSON types; times are strings, for they do not fit the numbers of every reader."""
+    return [
+        {
+            "process": entry.moment.process,
+            "role": trace.processes[entry.moment.process].role,
+            "rank": trace.processes[entry.moment.process].rank,
+            "seq": entry.moment.seq,
+            "begin_seq": entry.moment.begin_seq,
+            "begin_ns": str(entry.begin_ns),
+            "end_ns": str(entry.end_ns),
+            "kind": entry.kind,
+            "text": entry.text,
+            "buffer": entry.buffer,
+            "layers": list(entry.layers),
+            "ordered": entry.ordered,
+        }
+        for entry in entries
+    ]
+
+
+def _process_name(trace: Trace, number: int) -> str:
+    process = trace.processes[number]
+    twins = [
+        i
+        for i, other in enumerate(trace.processes)
+        if (other.role, other.rank) == (process.role, process.rank)
+    ]
+    name = f"{process.role[:1].upper()}{process.rank}"
+    return name if len(twins) == 1 else f"{name}.{twins.index(number)}"
+
+
+def _origins(trace: Trace, entries: Sequence[Entry]) -> dict[str, int]:
+    """First time on each host."""
+    origin: dict[str, int] = {}
+    for entry in entries:
+        host = trace.processes[entry.moment.process].host
+        origin[host] = min(origin.get(host, entry.begin_ns), entry.begin_ns)
+    return origin
+
+
+def _clean(text: str) -> str:
+    """A trace comes from a stranger, and this goes to a terminal."""
+    return "".join(char if char.isprintable() else "?" for char in text)

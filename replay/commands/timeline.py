@@ -1,0 +1,106 @@
+"""``replay timeline``: the events of a request or of a physical page, in order."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from replay.commands.output import to_json
+
+if TYPE_CHECKING:
+    from replay.trace.reader import Trace
+
+SCHEMA = "kv-replay/timeline/1"
+
+
+def request_name(
+    _: click.Context, param: click.Parameter, value: str | None
+) -> tuple[int, int | None] | None:
+    """(room, attempt or None) of ``ROOM`` or ``ROOM.ATTEMPT``."""
+    if value is None:
+        return None
+    room, dot, attempt = value.partition(".")
+    if not room.isdecimal() or (dot and not attempt.isdecimal()):
+        raise click.BadParameter(f"'{value}' is not a room number, such as 7719 or 7719.1.", param=param)
+    return int(room), int(attempt) if dot else None
+
+
+def _page_name(_: click.Context, param: click.Parameter, value: str | None) -> tuple[str, int, int] | None:
+    """(buffer name, layer, page) of ``BUFFER/LAYER/PAGE``."""
+    if value is None:
+        return None
+    parts = value.rsplit("/", 2)
+    if len(parts) != 3 or not parts[1].isdecimal() or not parts[2].isdecimal():
+        raise click.BadParameter(
+            f"'{value}' is not of the form BUFFER/LAYER/PAGE, such as index_k/12/14.", param=param
+        )
+    return parts[0], int(parts[1]), int(parts[2])
+
+
+@click.command()
+@click.argument(
+    "traces", metavar="TRACE|FOLDER...", nargs=-1, required=True, type=click.Path(path_type=Path, exists=True)
+)
+@click.option("--request", metavar="ROOM[.ATTEMPT]", callback=request_name, help="The request to list.")
+@click.option("--page", metavar="BUFFER/LAYER/PAGE", callback=_page_name, help="The physical page to list.")
+@click.option(
+    "--process", metavar="N", type=click.IntRange(min=0), help="Whose page; needed where several have it."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the events as JSON alone.")
+def command(
+    traces: tuple[Path, ...],
+    request: tuple[int, int | None] | None,
+    page: tuple[str, int, int] | None,
+    process: int | None,
+    as_json: bool,
+) -> None:
+    """List what happened to a request or to a physical page: who stored, sent, received, read and freed it, in order.
+
+    A ~ marks a line whose order against the line above is not proved by the trace.
+    """
+    if (request is None) == (page is None):
+        raise click.UsageError("give either --request ROOM or --page BUFFER/LAYER/PAGE.")
+
+    from analysis.timeline_text import BufferPage, page_entries, request_entries, timeline_json, timeline_text
+    from replay.trace.reader import open_trace
+
+    with open_trace(*traces) as trace:
+        if request is not None:
+            entries = request_entries(trace, *request)
+            title = f"room {request[0]}" + (f" attempt {request[1]}" if request[1] is not None else "")
+        else:
+            assert page is not None
+            where = BufferPage(_owner(trace, page, process), *page)
+            entries = page_entries(trace, where)
+            owner = trace.processes[where.process]
+            title = f"page {where.page} of {where.name} layer {where.layer}, {owner.role} rank {owner.rank}"
+        if as_json:
+            click.echo(to_json({"schema": SCHEMA, "title": title, "events": timeline_json(trace, entries)}))
+        elif not entries:
+            click.echo(f"{title}: nothing in this trace")
+        else:
+            click.echo(timeline_text(trace, title, entries))
+
+
+def _owner(trace: Trace, page: tuple[str, int, int], process: int | None) -> int:
+    """The process whose page is meant; page numbers of the two sides have nothing to do with each other."""
+    name, layer, number = page
+    table = trace.table("buffer")
+    hit = (table["name"] == name) & (table["layer"] == layer)
+    if not hit.any():
+        known = sorted({f"{n}/{k}" for n, k in zip(table["name"], table["layer"], strict=True)})
+        raise click.UsageError(
+            f"no buffer {name}/{layer} in this trace; it has {', '.join(known[:8]) or 'none'}."
+        )
+    hit &= table["pages"] > number
+    owners = sorted({int(owner) for owner in table["process"][hit]})
+    if process is not None:
+        owners = [owner for owner in owners if owner == process]
+    if not owners:
+        raise click.UsageError(f"no process has page {number} in {name}/{layer}.")
+    if len(owners) > 1:
+        told = ", ".join(f"{i} ({trace.processes[i].role} rank {trace.processes[i].rank})" for i in owners)
+        raise click.UsageError(f"several processes have that page; add --process with one of {told}.")
+    return owners[0]
