@@ -219,6 +219,15 @@ class Contents:
             raise ValueError(f"the bytes of content {index} were not kept (see has_data)")
         return blobs.get(int(part.blob[self._data_local[index]]))
 
+    def data_sizes(self) -> I64:
+        """Bytes of each content that were kept, ``int64[C]``; -1 where they were not."""
+        out = np.full(len(self), -1, np.int64)
+        for index in np.flatnonzero(self.has_data):
+            part = self._parts[int(self._data_owner[index])]
+            if part is not None and part.blobs is not None:
+                out[index] = part.blobs.lengths[part.blob[self._data_local[index]]]
+        return out
+
     def formats(self, translate: list[I32]) -> I32:
         """Format code ``int32[C]`` of each content; ``translate`` maps each file's codes."""
         out = np.zeros(len(self), np.int32)

@@ -67,6 +67,8 @@ class Trace:
         runs.update(dict.fromkeys(named, path))
 
     def _join(self) -> None:
+        # One order whatever order the paths came in.
+        self._files.sort(key=_place_in_order)
         self.paths: tuple[Path, ...] = tuple(file.path for file in self._files)
         self.processes: list[ProcessInfo] = [process for file in self._files for process in file.processes]
         codes: dict[str, int] = {}
@@ -87,11 +89,15 @@ class Trace:
 
     def table(self, name: str) -> Table:
         """The table ``name``, one of ``events.BY_TABLE``; it has no rows where nothing was recorded."""
+        if name not in self._tables:
+            self._tables[name] = self.fresh_table(name)
+        return self._tables[name]
+
+    def fresh_table(self, name: str) -> Table:
+        """The table ``name`` with nothing read yet; its columns go when it goes."""
         if name not in TABLES:
             raise KeyError(f"there is no table {name!r}; tables: {', '.join(TABLES)}")
-        if name not in self._tables:
-            self._tables[name] = Table(name, self._sources, self.strings, lambda: self.contents.maps)
-        return self._tables[name]
+        return Table(name, self._sources, self.strings, lambda: self.contents.maps)
 
     @cached_property
     def contents(self) -> Contents:
@@ -117,6 +123,19 @@ class Trace:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _place_in_order(file: TraceFile) -> list[tuple[int, str, int, str]]:
+    roles = ("prefill", "decode")
+    return [
+        (
+            roles.index(process.role) if process.role in roles else len(roles),
+            process.role,
+            process.rank,
+            process.run,
+        )
+        for process in file.processes
+    ]
 
 
 def open_trace(*paths: str | os.PathLike[str], merge: bool = True) -> Trace:

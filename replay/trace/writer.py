@@ -39,6 +39,10 @@ U64 = npt.NDArray[np.uint64]
 #: Events of one table, or bytes of their arrays, that wait in memory before they are turned into columns.
 _WAITING_EVENTS = 4096
 _WAITING_BYTES = 8 * 1024 * 1024
+#: The same over all tables, with what an event takes besides its arrays. Arrays may be views of whole frames of a
+#: journal, which stay in memory as long as one event of theirs does.
+_ALL_WAITING_BYTES = 32 * 1024 * 1024
+_EVENT_BYTES = 256
 
 
 class Strings:
@@ -146,6 +150,7 @@ class TraceWriter:
         self._tables: dict[str, TableWriter] = {}
         self._blobs: dict[str, BlobWriter] = {}
         self._waiting: dict[str, _Waiting] = {}
+        self._waiting_bytes = 0
         self._processes: list[dict[str, Any]] = []
         self._formats: list[dict[int, int]] = []  # of each process: buffer -> string code
         self._layouts = {self.strings.code(name): layout for name, layout in LAYOUTS.items()}
@@ -192,7 +197,9 @@ class TraceWriter:
         )
         waiting.events.append(event)
         self.events += 1
-        waiting.size += sum(getattr(event, name).nbytes for name in _ARRAYS[event.TABLE])
+        size = sum(getattr(event, name).nbytes for name in _ARRAYS[event.TABLE])
+        waiting.size += size
+        self._waiting_bytes += size + _EVENT_BYTES
         if isinstance(event, Snapshot):
             waiting.formats.append(self._formats[process].get(event.buffer, 0))
         elif isinstance(event, Content):
@@ -201,12 +208,16 @@ class TraceWriter:
             self._formats[process][event.buffer] = self.strings.code(event.format)
         if len(waiting.events) >= _WAITING_EVENTS or waiting.size >= _WAITING_BYTES:
             self.flush(event.TABLE)
+        elif self._waiting_bytes >= _ALL_WAITING_BYTES:
+            for table in list(self._waiting):
+                self.flush(table)
 
     def flush(self, table: str) -> None:
         """Turn the waiting events of ``table`` into columns."""
         waiting = self._waiting.pop(table, None)
         if waiting is None:
             return
+        self._waiting_bytes -= waiting.size + _EVENT_BYTES * len(waiting.events)
         stamps = np.array(waiting.stamps, np.int64)
         rows: dict[str, ColumnRows] = {name: stamps[:, i] for i, (name, _) in enumerate(STAMPS)}
         events = waiting.events
