@@ -204,7 +204,8 @@ class Events:
 
     def _read(self, table: Table, row: int) -> str:
         pages, after = table.ragged("table")[row], table.ragged("table_after")[row]
-        text = f"read{self._room(table, row)} step {table['step'][row]} rows {table['rows'][row]} table {ids_text(pages)}"
+        text = f"read{self._room(table, row)} step {table['step'][row]} rows {table['rows'][row]}"
+        text += f" table {ids_text(pages)}"
         changed = len(after) and not np.array_equal(pages, after)
         return text + (f", table afterwards {ids_text(after)}" if changed else "")
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from analysis.event_text import HEARD, TOLD, BufferPage, Entry, Events, ids_text
+from analysis.event_text import HEARD, BufferPage, Entry, Events, ids_text
 from replay.order import HappensBefore
 
 if TYPE_CHECKING:
@@ -106,10 +106,11 @@ def in_order(trace: Trace, entries: Iterable[Entry]) -> list[Entry]:
 
 
 def _before(order: HappensBefore, first: Entry, second: Entry) -> bool:
-    """Happens-before, and between the two ends of one edge: told, then heard."""
-    if first.kind == second.kind == "order" and first.text.replace(TOLD, HEARD) == second.text != first.text:
-        return True
-    return order.before(first.moment, second.moment)
+    """Happens-before; the end of an edge itself comes after all that its beginning comes after."""
+    later = second.moment
+    if second.kind == "order" and HEARD in second.text:
+        later = replace(later, begin_seq=later.begin_seq + 1)
+    return order.before(first.moment, later)
 
 
 def _preference(entry: Entry, one_host: bool, result: Sequence[Entry]) -> tuple[Any, ...]:

@@ -63,7 +63,8 @@ def command(
     if (request is None) == (page is None):
         raise click.UsageError("give either --request ROOM or --page BUFFER/LAYER/PAGE.")
 
-    from analysis.timeline_text import BufferPage, page_entries, request_entries, timeline_json, timeline_text
+    from analysis.event_text import BufferPage
+    from analysis.timeline_text import page_entries, request_entries, timeline_json, timeline_text
     from replay.trace.reader import open_trace
 
     with open_trace(*traces) as trace:
