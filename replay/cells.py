@@ -1,0 +1,221 @@
+"""Destination pages and the snapshot of each stage that belongs to them, as columns.
+
+A *cell* is one (process, request, layer and buffer name, logical page) of the side that reads. For each cell
+:class:`Cells` holds the row of ``Timeline.snapshots`` that shows each stage, -1 where there is none.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from replay.timeline import MAX_LOGICAL, Timeline
+
+I64 = npt.NDArray[np.int64]
+Bool = npt.NDArray[np.bool_]
+
+#: Stages of a cell in ladder order: name -> (stage, moment) of the snapshot record.
+STAGE_KEYS = {
+    "ST": ("ST", None),
+    "SE": ("SE", "before"),
+    "SE+": ("SE", "after"),
+    "RC-": ("RC", "before"),
+    "RC": ("RC", ""),
+    "LT": ("LT", None),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Cells:
+    """Columns, one row a cell. ``valid`` counts the prompt rows of the page that matter."""
+
+    process: I64
+    request: I64
+    slot: I64
+    logical: I64
+    valid: I64
+    rows_known: Bool  #: whether the request's length in rows was told
+    expected: Bool  #: announced by a receiver and arrived: every stage should be there
+    stage: dict[str, I64]
+    own_store: I64  #: last ST snapshot of the page made by the reading side itself
+    reads: I64  #: rows of all RD snapshots that belong to a cell, in sequence
+    read_cell: I64  #: the cell of each of them
+    overshoot: int  #: snapshots left out because the request had been freed already
+
+    def __len__(self) -> int:
+        return len(self.process)
+
+
+def build_cells(timeline: Timeline) -> Cells:
+    """Find all cells of a trace and the snapshots that belong to them."""
+    snaps = timeline.snapshots
+    processes = max(1, len(timeline.trace.processes))
+    source_key = timeline.cell(snaps.request, snaps.slot, snaps.logical)
+    key = np.where(source_key >= 0, source_key * processes + snaps.process, -1)
+
+    late = _after_free(timeline)
+    rows = {name: snaps.where(*wanted) for name, wanted in STAGE_KEYS.items()}
+    reads = snaps.where("RD")
+    overshoot = 0
+    for name in ("RC", "LT", "SE+"):
+        overshoot += int(late[rows[name]].sum()) if name != "SE+" else 0
+        rows[name] = rows[name][~late[rows[name]]]
+    overshoot += int(late[reads].sum())
+    reads = reads[~late[reads] & (key[reads] >= 0)]
+
+    expected_key = _announced(timeline, processes)
+    own = [key[rows[name]] for name in ("RC", "LT")]
+    universe = np.unique(np.concatenate([*own, key[reads], expected_key]))
+    universe = universe[universe >= 0]
+    cell_key, process = np.divmod(universe, processes)
+    pair, logical = np.divmod(cell_key, MAX_LOGICAL)
+    request, slot = np.divmod(pair, max(1, len(timeline.slots)))
+
+    stage: dict[str, I64] = {}
+    for name in ("RC-", "RC", "LT"):
+        stage[name] = _last(snaps.seq, key, rows[name], universe)
+    for name in ("SE", "SE+"):
+        stage[name] = _last(snaps.seq, source_key, rows[name], cell_key)
+    stage["ST"], own_store = _stores(timeline, key, rows["ST"], universe, cell_key, process, stage, processes)
+
+    reads = reads[np.lexsort((snaps.seq[reads], snaps.process[reads]))]
+    read_cell = np.searchsorted(universe, key[reads])
+    _adopt_shared(timeline, stage, reads, read_cell)
+    rows_per_page = np.array([_rows_per_page(timeline, int(s)) for s in range(len(timeline.slots))] or [0])
+    told = timeline.request_rows[request]
+    capacity = rows_per_page[slot]
+    valid = np.clip(told - logical * capacity, 0, capacity)
+    return Cells(
+        process=process,
+        request=request,
+        slot=slot,
+        logical=logical,
+        valid=np.where(told >= 0, valid, 0),
+        rows_known=told >= 0,
+        expected=np.isin(universe, expected_key),
+        stage=stage,
+        own_store=own_store,
+        reads=reads,
+        read_cell=read_cell,
+        overshoot=overshoot,
+    )
+
+
+def _before(timeline: Timeline, stage: str, row: int) -> int:
+    """The last snapshot of a stage of the same physical page before snapshot ``row``, -1 where there is none."""
+    snaps = timeline.snapshots
+    rows = snaps.at_place(stage, int(snaps.buffer[row]), int(snaps.page[row]))
+    rows = rows[(snaps.seq[rows] < snaps.seq[row]) & (snaps.moment[snaps.event[rows]] != "before")]
+    return int(rows[-1]) if len(rows) else -1
+
+
+def _adopt_shared(timeline: Timeline, stage: dict[str, I64], reads: I64, read_cell: I64) -> None:
+    """A page shared on the reading side arrived once, for its first owner: take that RC (or ST) for the others."""
+    snaps, shared = timeline.snapshots, timeline.shared_pages
+    if not shared or not len(reads):
+        return
+    first = np.full(len(stage["RC"]), -1, np.int64)
+    first[read_cell[::-1]] = reads[::-1]
+    for number in np.flatnonzero((stage["RC"] < 0) & (first >= 0)).tolist():
+        row = int(first[number])
+        if (int(snaps.process[row]), int(snaps.request[row]), int(snaps.page[row])) in shared:
+            stage["RC"][number] = _before(timeline, "RC", row)
+
+
+def _rows_per_page(timeline: Timeline, slot: int) -> int:
+    name, layer = timeline.slots[slot]
+    return next(b.layout.rows for b in timeline.buffers if (b.name, b.layer) == (name, layer))
+
+
+def _after_free(timeline: Timeline) -> Bool:
+    """Snapshots that ended after their request had given its pages back: they may show the next owner.
+
+    An overlap scheduler launches one more step for a finished request (look-alike M11).
+    """
+    snaps = timeline.snapshots
+    freed = timeline.freed_seq
+    if not freed:
+        return np.zeros(len(snaps.event), bool)
+    requests = max(1, len(timeline.requests))
+    table = np.full(max(1, len(timeline.trace.processes)) * requests, np.iinfo(np.int64).max, np.int64)
+    for (process, request), seq in freed.items():
+        if request >= 0:
+            table[process * requests + request] = seq
+    known = snaps.request >= 0
+    index = np.where(known, snaps.process * requests + snaps.request, 0)
+    return known & (table[index] < snaps.seq)
+
+
+def _announced(timeline: Timeline, processes: int) -> I64:
+    """Keys of the cells that a receiver announced for requests that arrived."""
+    trace = timeline.trace
+    receive = trace.table("receive")
+    arrived = set(timeline.phases("arrived"))
+    states = trace.table("transfer_state")
+    told = np.flatnonzero(states["state"] == "arrived")
+    numbers = timeline.request_column("transfer_state")
+    arrived |= {(int(states["process"][row]), int(numbers[row])) for row in told}
+    request = timeline.request_column("receive")
+    pages, buffers = receive.ragged("pages"), receive.ragged("buffers")
+    keys = [np.zeros(0, np.int64)]
+    for row in range(len(receive)):
+        process = int(receive["process"][row])
+        if (process, int(request[row])) not in arrived:
+            continue
+        numbers_of = [timeline.buffer_number(process, int(b)) for b in buffers[row]]
+        slots = np.array([timeline.slot_of_buffer[n] for n in numbers_of if n >= 0], np.int64)
+        logical = int(receive["logical"][row]) + np.arange(len(pages[row]))
+        cell = timeline.cell(
+            np.full(len(slots) * len(logical), request[row]),
+            np.repeat(slots, len(logical)),
+            np.tile(logical, len(slots)),
+        )
+        keys.append(np.where(cell >= 0, cell * processes + process, -1))
+    return np.unique(np.concatenate(keys))
+
+
+def _last(seq: I64, key: I64, rows: I64, wanted: I64) -> I64:
+    """For each wanted key, the row with the highest sequence number that carries it; -1 where none does."""
+    rows = rows[key[rows] >= 0]
+    rows = rows[np.lexsort((seq[rows], key[rows]))]
+    found = np.searchsorted(key[rows], wanted, side="right") - 1
+    result = np.full(len(wanted), -1, np.int64)
+    if len(rows):
+        hit = (found >= 0) & (key[rows[np.maximum(found, 0)]] == wanted)
+        result[hit] = rows[found[hit]]
+    return result
+
+
+def _stores(
+    timeline: Timeline,
+    key: I64,
+    rows: I64,
+    universe: I64,
+    cell_key: I64,
+    process: I64,
+    stage: dict[str, I64],
+    processes: int,
+) -> tuple[I64, I64]:
+    """ST of the source page, and ST of the reading side's own page, for each cell."""
+    snaps = timeline.snapshots
+    own_store = _last(snaps.seq, key, rows, universe)
+    source = np.where(stage["SE"] >= 0, stage["SE"], stage["SE+"])
+    has_source = source >= 0
+    source_process = np.where(has_source, snaps.process[np.maximum(source, 0)], -1)
+    store = np.full(len(universe), -1, np.int64)
+    for number in range(processes):
+        # A side that reads its own stores (no transfer) has its own ST as the source.
+        chosen = np.flatnonzero(np.where(has_source, source_process == number, number != process) & (store < 0))
+        store[chosen] = _last(snaps.seq, key, rows, cell_key[chosen] * processes + number)
+    alone = (store < 0) & ~has_source & (stage["RC"] < 0)
+    store[alone] = own_store[alone]
+    # A shared prefix is stored once, by its first owner: fall back to the last ST of the physical page.
+    shared = timeline.shared_pages
+    for number in np.flatnonzero(has_source & (store < 0)).tolist() if shared else []:
+        row = int(source[number])
+        if (int(snaps.process[row]), int(snaps.request[row]), int(snaps.page[row])) in shared:
+            store[number] = _before(timeline, "ST", row)
+    return store, own_store
+

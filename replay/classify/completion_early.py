@@ -1,0 +1,101 @@
+"""F09: reception was reported complete while the bytes were still arriving.
+
+Signature: at completion part of the page still holds the old bytes, and a later look shows the source's bytes in
+exactly these places. Told apart from a loss on the wire (F31), where the later look still shows the old bytes.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from replay.bisect import Case, units_of
+from replay.classify.base import TORN_UNITS, Evidence, Explanation, halves, span
+from replay.verdict import Confidence, RunnerUp
+
+Bool = npt.NDArray[np.bool_]
+
+
+def explain(case: Case, evidence: Evidence, bad: Bool) -> Explanation | None:
+    """Units of ``bad`` (RC differs from the source) that arrived later."""
+    source = "SE+" if case.has("SE+") else "SE"
+    later, healed = _arrived_later(case, source, bad)
+    if later == "" or not halves(healed)[0].any() and not healed.any():
+        return None
+    old = case.same("RC", "RC-") if case.has("RC-") else np.zeros(len(bad), bool)
+    torn = healed & ~old
+    old_known = case.has("RC-") and int(torn.sum()) <= TORN_UNITS
+    order = case.timeline.order
+    ordered = later == "RD" or order.before(case.moment("RC"), case.moment(later))
+    torn_read, clean_read = _reads(case, source, healed)
+    others_quiet = _no_other_writer(case, evidence)
+    sure = old_known and ordered and others_quiet and torn_read and bool((healed == bad).all())
+    confidence: Confidence = "certain" if sure else "likely"
+    values, scales = halves(healed)
+    lines = [
+        f"at completion (RC) values of {span(values)} and scales of {span(scales)} still held the page's old bytes"
+        if old_known
+        else f"at completion (RC) values of {span(values)} and scales of {span(scales)} differ from the source",
+        f"{later} shows the source's bytes in all of these places: they arrived after completion was reported",
+    ]
+    if torn_read:
+        lines.append("a read (RD) saw the page before they had arrived")
+    return Explanation(
+        code="F09",
+        stage="completion",
+        confidence=confidence,
+        explained=healed,
+        expected=source,
+        observed="RC",
+        evidence=tuple(lines),
+        runner_up=RunnerUp("F31", f"{later} is complete: no bytes were lost"),
+        harmless=clean_read and not torn_read,
+    )
+
+
+def _arrived_later(case: Case, source: str, bad: Bool) -> tuple[str, Bool]:
+    """The first later look that shows the source's bytes, and the units it heals."""
+    if case.has("LT"):
+        healed = bad & case.same("LT", source)
+        if healed.any():
+            return "LT", healed
+    for row in case.reads.tolist():
+        content = case.timeline.snapshots.content[[row]]
+        if int(content[0]) < 0:
+            continue
+        healed = bad & (units_of(case.timeline, content)[0] == case.units[source])
+        if healed.any():
+            case.rows.setdefault("RD", row)
+            return "RD", healed
+    return "", np.zeros(len(bad), bool)
+
+
+def _reads(case: Case, source: str, healed: Bool) -> tuple[bool, bool]:
+    """Whether some read saw the torn page, and whether some read saw it whole."""
+    torn = clean = False
+    for row in case.reads.tolist():
+        content = case.timeline.snapshots.content[[row]]
+        if int(content[0]) < 0:
+            continue
+        same = units_of(case.timeline, content)[0] == case.units[source]
+        if same[healed].all():
+            clean = True
+        else:
+            torn = True
+    return torn, clean
+
+
+def _no_other_writer(case: Case, evidence: Evidence) -> bool:
+    """No other request's transfer names this page, as far as complete hooks can tell."""
+    pieces = evidence.descriptors.pieces
+    for row in evidence.descriptors.touching(case.buffer.number, case.page).tolist():
+        other = int(pieces.request[row])
+        if other == case.request:
+            continue
+        mine = case.timeline.alloc_row(case.process, case.request, case.page)
+        over = evidence.descriptors.completion(int(pieces.send[row]))
+        if mine is None or over is None:
+            return False
+        if not case.timeline.order.before(over, case.timeline.allocs.moment_of(mine)):
+            return False
+    return True

@@ -1,0 +1,145 @@
+"""F25: the read kernel's arithmetic.
+
+Signature: bytes, table and lengths are right and known (the pages did not change while the kernel ran), and logits lie
+outside the bound that any right kernel keeps. Told apart by trying the other ways to go wrong at the read on the
+same bytes: another page layout, zeros for whole pages, a constant factor, another page's keys. Where one of them gives
+the recorded logits, the kind is not F25, and the finding says so instead of naming it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from replay.classify.base import Evidence, span
+from replay.findings import PageEvidence, byte_ranges, ranges
+from replay.kernels.reference import TopKViolations, logits_reference
+from replay.timeline import Timeline
+from replay.verdict import Confidence, PageFinding
+
+if TYPE_CHECKING:
+    from replay.reexecute import ReadCase
+
+Bool = npt.NDArray[np.bool_]
+F64 = npt.NDArray[np.float64]
+
+
+def explain(
+    timeline: Timeline, evidence: Evidence, case: ReadCase, logits: F64, bound: F64, wrong: Bool
+) -> list[PageEvidence]:
+    """One entry for each page with wrong logits."""
+    rule = _other_cause(case, logits, bound, wrong)
+    code = "F25" if rule is None else "unclassified"
+    sure = case.bracketed and rule is None and evidence.covers(case.process, "read")
+    confidence: Confidence = "certain" if sure else "likely"
+    rows = case.layout.rows
+    excess = np.abs(case.logits - logits) / np.where(np.isfinite(bound) & (bound > 0), bound, np.inf)
+    worst = int(np.nanargmax(np.where(wrong, np.nan_to_num(excess, nan=np.inf), -1.0)))
+    step = int(timeline.trace.table("read")["step"][case.read])
+    lines = (
+        f"step {step}: {int(wrong.sum())} of {case.rows} logits lie outside the bound; row {worst}: recorded "
+        f"{float(case.logits[worst]):.6g}, reference {float(logits[worst]):.6g}, bound {float(bound[worst]):.2g}",
+        "the page bytes are those that arrived, and table and length are right",
+        "the pages and the table were the same before and after the kernel"
+        if case.bracketed
+        else "whether the pages stayed the same while the kernel ran is not known",
+    )
+    found = []
+    for logical in np.unique(np.flatnonzero(wrong) // rows).tolist():
+        inside = np.zeros(rows, bool)
+        part = wrong[logical * rows : (logical + 1) * rows]
+        inside[: len(part)] = part
+        info = timeline.buffers[case.buffer]
+        spans, _ = byte_ranges(case.layout, inside, inside)
+        found.append(
+            PageEvidence(
+                code=code,
+                kind="kernel-numerics" if code == "F25" else "unclassified",
+                stage="read-kernel",
+                confidence=confidence,
+                process=case.process,
+                request=case.request,
+                buffer=info.name,
+                layer=info.layer,
+                page=PageFinding(
+                    logical=int(logical),
+                    physical=int(case.physical[logical]),
+                    value_rows=ranges(inside),
+                    scale_rows=ranges(inside) if case.layout.scale_bytes else (),
+                    byte_ranges=spans,
+                ),
+                evidence=(*lines, f"wrong in this page: {span(inside)}"),
+                rule=rule,
+            )
+        )
+    return found
+
+
+def _other_cause(case: ReadCase, logits: F64, bound: F64, wrong: Bool) -> str | None:
+    """Another cause that gives the recorded logits of the wrong rows, in words."""
+    seen = case.logits.astype(np.float64)
+    if not np.isfinite(seen[wrong]).all():
+        return "logits that are no numbers"
+    rows = case.layout.rows
+    pages = np.unique(np.flatnonzero(wrong) // rows)
+    index = np.flatnonzero(np.isin(np.arange(case.rows) // rows, pages))
+    if (seen[index] == 0).all() and wrong[index].mean() > 0.5:
+        return "whole pages give exactly zero, as an address out of range does"
+    for factor in (2.0, 0.5, 4.0, 0.25, -1.0):
+        scaled = np.abs(seen - factor * logits) <= abs(factor) * bound
+        if scaled[wrong].all() and wrong.sum() >= 4:
+            return f"the wrong logits are {factor:g} times the right ones, as with another number format"
+    if case.layout.name == "fp8":
+        other = _interleaved(case)
+        moved, allowed = logits_reference(case.layout, other, case.rows, case.query, case.weights)
+        with np.errstate(invalid="ignore"):
+            fits = np.abs(seen - moved) <= allowed
+        if fits[wrong].all():
+            return "rows read as 132 bytes of value and scale side by side give these logits"
+    for logical in pages.tolist():
+        for other_page in range(len(case.pages)):
+            mine = np.arange(logical * rows, min((logical + 1) * rows, case.rows))
+            theirs = np.arange(other_page * rows, min((other_page + 1) * rows, case.rows))
+            count = min(len(mine), len(theirs))
+            if other_page == logical or count < 8:
+                continue
+            close = np.abs(seen[mine[:count]] - logits[theirs[:count]]) <= bound[theirs[:count]]
+            if close.all():
+                return f"logical page {logical} has the logits of logical page {other_page}"
+    return None
+
+
+def _interleaved(case: ReadCase) -> npt.NDArray[np.uint8]:
+    """Planar pages as a reader of interleaved rows (value, scale, value, scale ...) sees them."""
+    layout = case.layout
+    width = layout.value_bytes + layout.scale_bytes
+    rows = case.pages[:, : layout.rows * width].reshape(len(case.pages), layout.rows, width)
+    values = rows[..., : layout.value_bytes].reshape(len(case.pages), -1)
+    scales = rows[..., layout.value_bytes :].reshape(len(case.pages), -1)
+    return np.concatenate([values, scales], axis=1)
+
+
+def top_k(timeline: Timeline, case: ReadCase, broken: TopKViolations) -> PageEvidence:
+    """The finding for a top-k that its own logits do not give."""
+    info = timeline.buffers[case.buffer]
+    parts = {
+        "invalid": broken.invalid,
+        "repeated": broken.repeated,
+        "below the k-th score": broken.low,
+        "past the end": broken.surplus,
+    }
+    words = ", ".join(f"{len(slots)} {name}" for name, slots in parts.items() if len(slots))
+    return PageEvidence(
+        code="unclassified",
+        kind="unclassified",
+        stage="top-k",
+        confidence="likely",
+        process=case.process,
+        request=case.request,
+        buffer=info.name,
+        layer=info.layer,
+        page=PageFinding(logical=0, physical=int(case.physical[0]) if len(case.physical) else -1),
+        evidence=(f"top-{case.k} of {case.rows} logits: {words} entries", "the logits themselves are right"),
+    )

@@ -1,0 +1,53 @@
+"""F31: bytes were lost or altered on the wire.
+
+Signature: the source is stable, the descriptors cover the page rightly, completion was reported, and the destination
+differs and stays so. The kind of last resort for the wire: every other writer must be ruled out.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from replay.bisect import Case
+from replay.classify.base import Evidence, Explanation, halves, span
+from replay.verdict import Confidence, RunnerUp
+
+Bool = npt.NDArray[np.bool_]
+
+
+def explain(case: Case, evidence: Evidence, bad: Bool, delivered: bool) -> Explanation | None:
+    """Units of ``bad`` (RC differs from a stable source) that never came."""
+    if not delivered or not case.has("SE", "SE+", "RC", "LT"):
+        return None
+    stable = bad & case.same("SE", "SE+") & case.same("RC", "LT")
+    if not stable.any() or not bool((stable == bad).all()):
+        return None
+    pieces = evidence.descriptors.pieces
+    touching = evidence.descriptors.touching(case.buffer.number, case.page)
+    if (pieces.request[touching] != case.request).any():
+        return None  # another transfer names the page: it may have written it
+    writers = evidence.covers(case.process, "store", "receive") and _sends_covered(case, evidence)
+    confidence: Confidence = "certain" if writers else "likely"
+    values, scales = halves(stable)
+    old = " (the page's old bytes)" if case.has("RC-") and case.same("RC", "RC-")[stable].all() else ""
+    return Explanation(
+        code="F31",
+        stage="wire",
+        confidence=confidence,
+        explained=stable,
+        expected="SE+",
+        observed="RC",
+        evidence=(
+            f"values of {span(values)} and scales of {span(scales)} differ from the source at completion{old} "
+            "and still later (LT)",
+            "the source was the same before the post and after completion",
+            "the descriptors cover the whole page from the right source page",
+        ),
+        runner_up=RunnerUp("F09", "the later look shows the same wrong bytes: nothing arrived late"),
+    )
+
+
+def _sends_covered(case: Case, evidence: Evidence) -> bool:
+    process = int(case.timeline.snapshots.process[case.rows["SE"]])
+    return evidence.covers(process, "send")

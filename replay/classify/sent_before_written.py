@@ -1,0 +1,91 @@
+"""F10: a transfer was posted before the store had written its source pages.
+
+Signature: at the post the source lacks rows which the store writes later; values and scales of the same rows are
+missing (a row-aligned double tear), the destination has the same old rows, and the source is complete afterwards.
+
+Told apart from F11 (source overwritten before the send): there the right bytes were in the source before, and
+another request's store came between.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from replay.bisect import Case
+from replay.classify.base import Evidence, Explanation, halves, span
+from replay.verdict import Confidence, RunnerUp
+
+Bool = npt.NDArray[np.bool_]
+
+
+def explain(case: Case, evidence: Evidence, bad: Bool) -> Explanation | None:
+    """Units of ``bad`` (source and its finished store differ, and the wrong bytes arrived) sent too early."""
+    if not case.has("SE", "ST"):
+        return None
+    early = bad & ~case.same("SE", "ST")
+    values, scales = halves(early)
+    if not values.any() or (scales & ~values).any():
+        return None
+    order = case.timeline.order
+    sent, stored = case.moment("SE"), case.moment("ST")
+    send = _send(case, evidence)
+    asked = int(evidence.descriptors.sends["written"][send]) if send >= 0 else -1
+    awaited = int(evidence.descriptors.sends["awaited"][send]) if send >= 0 else -1
+    if order.before(stored, sent) and asked != 0:
+        return None  # the store was finished before the send: the bytes went wrong in between
+    if _other_store(case, sent.process):
+        return None
+    store_last = order.before(sent, stored) or (asked == 0 and sent.seq < stored.seq)
+    direct = asked == 0 or order.before(sent, stored)
+    sure = direct and store_last and evidence.covers(sent.process, "store", "alloc")
+    confidence: Confidence = "certain" if sure else "likely"
+    first = int(np.flatnonzero(values)[0])
+    lines = [
+        f"before the post (SE) values of {span(values)} and scales of {span(scales)} were not yet written; "
+        "after the store (ST) they are",
+        "the destination received the source's old bytes" if case.has("RC") else "no RC snapshot was taken",
+    ]
+    if asked == 0:
+        lines.append("asked at the post, the page's last store had not finished")
+    if awaited == 0:
+        lines.append("nobody waited for the store before the post")
+    if order.before(sent, stored):
+        lines.append("the source was looked at before the store's end, in the order of the protocol")
+    return Explanation(
+        code="F10",
+        stage="source",
+        confidence=confidence,
+        explained=early,
+        expected="ST",
+        observed="SE",
+        evidence=tuple(lines),
+        rule=f"rows from {first} on are missing in values and scales alike",
+        runner_up=RunnerUp("F11", "no other request stored to the page between its store and the post"),
+        at_source=True,
+    )
+
+
+def _send(case: Case, evidence: Evidence) -> int:
+    """Row of the send that this case's SE snapshot belongs to, -1 where it cannot be told."""
+    transfer = int(case.timeline.snapshots.transfer[case.rows["SE"]])
+    process = int(case.timeline.snapshots.process[case.rows["SE"]])
+    sends = evidence.descriptors.sends
+    rows = evidence.descriptors.sends_of(case.request)
+    rows = rows[sends["process"][rows] == process]
+    if transfer >= 0:
+        rows = rows[sends["transfer"][rows] == transfer]
+    return int(rows[0]) if len(rows) else -1
+
+
+def _other_store(case: Case, process: int) -> bool:
+    """Whether another request's ST of this source page was taken between the page's allocation and the end of
+    the send: then an overwritten source is possible."""
+    snaps = case.timeline.snapshots
+    row = case.rows["SE"]
+    end = int(snaps.seq[case.rows.get("SE+", row)])
+    mine = case.timeline.alloc_row(process, case.request, int(snaps.page[row]))
+    begin = int(case.timeline.allocs.seq[mine]) if mine is not None else -1
+    stored = snaps.at_place("ST", int(snaps.buffer[row]), int(snaps.page[row]))
+    between = (snaps.seq[stored] > begin) & (snaps.seq[stored] <= end)
+    return bool((between & (snaps.request[stored] != case.request)).any())

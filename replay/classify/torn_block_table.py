@@ -1,0 +1,74 @@
+"""F18: the block table that the kernel read was stale or torn.
+
+Signature: the pages are right, and the table at the read names other pages than the allocator gave the request, as a rule
+pages of another request. Told apart from content faults because the bytes of the named pages are their owners' own.
+"""
+
+from __future__ import annotations
+
+from replay.classify.base import Evidence
+from replay.findings import PageEvidence
+from replay.tables import TableCase
+from replay.timeline import Timeline
+from replay.verdict import Confidence, Donor, PageFinding
+
+
+def explain(timeline: Timeline, evidence: Evidence, case: TableCase) -> list[PageEvidence]:
+    """One entry for each wrong table entry of one read."""
+    info = timeline.buffers[case.buffer]
+    owners = [_owner(timeline, case, page) for page in case.seen]
+    known = all(owner is not None for owner in owners)
+    given_before = all(
+        row is not None and timeline.order.before(timeline.allocs.moment_of(row), case.moment)
+        for row in (timeline.alloc_row(case.process, case.request, page) for page in case.given)
+    )
+    sure = known and given_before and evidence.covers(case.process, "alloc", "read")
+    confidence: Confidence = "certain" if sure else "likely"
+    rooms = sorted({timeline.requests[owner[0]][0] for owner in owners if owner is not None})
+    table = timeline.trace.table("read")
+    lines = [
+        f"entries {_list(case.logical)} of the table were {_list(case.seen)}; the allocator gave {_list(case.given)}",
+        f"step {int(table['step'][case.read])}, {int(table['rows'][case.read])} rows"
+        + ("; the table changed while the kernel ran" if case.during else ""),
+    ]
+    if rooms:
+        lines.append(f"the pages named belong to room{'s' if len(rooms) > 1 else ''} {_list(rooms)}")
+    found = []
+    for logical, seen, owner in zip(case.logical, case.seen, owners, strict=True):
+        donor = None
+        if owner is not None:
+            donor = Donor(timeline.requests[owner[0]][0], info.layer, owner[1])
+        found.append(
+            PageEvidence(
+                code="F18",
+                kind="torn-block-table",
+                stage="table",
+                confidence=confidence,
+                process=case.process,
+                request=case.request,
+                buffer=info.name,
+                layer=info.layer,
+                page=PageFinding(logical=logical, physical=seen, donor=donor),
+                evidence=tuple(lines),
+                rule=f"entries from {case.logical[0]} on" if len(case.logical) > 1 else None,
+            )
+        )
+    return found
+
+
+def _owner(timeline: Timeline, case: TableCase, page: int) -> tuple[int, int] | None:
+    """(request, logical page) that held ``page`` when the read was launched, or that held it last before."""
+    before = [
+        row
+        for row in timeline.allocs_of_page(case.process, page)
+        if int(timeline.allocs.seq[row]) < case.moment.seq and int(timeline.allocs.request[row]) != case.request
+    ]
+    if not before:
+        return None
+    row = before[-1]
+    return int(timeline.allocs.request[row]), int(timeline.allocs.logical[row])
+
+
+def _list(items: tuple[int, ...] | list[int]) -> str:
+    shown = ", ".join(str(item) for item in items[:6])
+    return shown + (", ..." if len(items) > 6 else "")

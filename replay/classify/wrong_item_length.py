@@ -1,0 +1,118 @@
+"""F03: the transfer was set up with another item length or page pitch than the pages have.
+
+Signature: the descriptors themselves. (a) Addresses computed with a wrong pitch displace page i by i * delta; (b) a right
+pitch with a short length leaves the tail of every page old. The bytes that differ are those which no descriptor of the
+request brings from the right place.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from replay.bisect import Case
+from replay.classify.base import Evidence, Explanation, halves, span
+from replay.verdict import Confidence, RunnerUp
+
+Bool = npt.NDArray[np.bool_]
+
+
+def explain(case: Case, evidence: Evidence, bad: Bool) -> Explanation | None:
+    """Units of ``bad`` (RC differs from the source) that the request's descriptors do not bring."""
+    descriptors, timeline = evidence.descriptors, case.timeline
+    source_stage = "SE" if case.has("SE") else "SE+"
+    if not case.has(source_stage):
+        return None
+    snaps = timeline.snapshots
+    source_buffer = int(snaps.buffer[case.rows[source_stage]])
+    source_page = int(snaps.page[case.rows[source_stage]])
+    if not len(descriptors.sends_of(case.request)) or source_buffer < 0:
+        return None
+    source = timeline.buffers[source_buffer]
+    size = case.layout.page_bytes
+    lengths = descriptors.lengths_to(case.request, case.buffer.address, case.buffer.pitch * case.buffer.pages)
+    wrong = [length for length in lengths if length != size]
+    same_format = source.layout == case.layout
+    if not wrong and same_format:
+        return None
+    right = descriptors.own_bytes(case.request, case.buffer.number, case.page, source_buffer, source_page, size)
+    if not same_format:
+        right[:] = False  # the bytes of another format are right nowhere
+    delivered = _unit_mask(case, right)
+    explained = bad & ~delivered
+    foreign = _displaced_foreign(case, evidence)
+    explained |= bad & delivered & _unit_mask(case, foreign, some=True)
+    values, scales = halves(explained)
+    if not explained.any():
+        return None
+    covered = evidence.covers(int(snaps.process[case.rows[source_stage]]), "send")
+    sure = covered and bool((explained == bad).all())
+    confidence: Confidence = "certain" if sure else "likely"
+    used = ", ".join(str(length) for length in wrong) or str(source.layout.page_bytes)
+    lines = [
+        f"the descriptors move {used} bytes a page; a page of {case.buffer.name} here has {size} ({case.layout.name})",
+        f"values of {span(values)} and scales of {span(scales)} are what no descriptor brings from the right place",
+    ]
+    if not same_format:
+        lines.append(
+            f"the sides hold different formats: {source.layout.name} ({source.layout.page_bytes} bytes a page) "
+            f"and {case.layout.name} ({size})"
+        )
+    shift = _displacement(case, evidence, source_buffer, source_page)
+    rule = None
+    if shift is not None:
+        rule = f"page {case.logical} lands displaced by {shift:+d} bytes"
+        lines.append(f"source page {source_page} was written {shift:+d} bytes away from page {case.page}")
+    return Explanation(
+        code="F03",
+        stage="descriptor",
+        confidence=confidence,
+        explained=explained,
+        expected=source_stage,
+        observed="RC",
+        evidence=tuple(lines),
+        rule=rule,
+        runner_up=RunnerUp("F06", "the item lengths themselves disagree with the page size"),
+    )
+
+
+def _unit_mask(case: Case, bytes_mask: Bool, *, some: bool = False) -> Bool:
+    """Units whose bytes are all (or, with ``some``, partly) set in a byte mask of the page."""
+    layout = case.layout
+    values = bytes_mask[: layout.scale_base].reshape(layout.rows, layout.value_bytes)
+    reduce = np.any if some else np.all
+    if layout.scale_bytes:
+        scales = bytes_mask[layout.scale_base :].reshape(layout.rows, layout.scale_bytes)
+        scale_mask = reduce(scales, axis=1)
+    else:
+        scale_mask = np.full(layout.rows, not some)
+    return np.concatenate([reduce(values, axis=1), scale_mask])
+
+
+def _displaced_foreign(case: Case, evidence: Evidence) -> Bool:
+    """Bytes of the page that other requests' descriptors of a wrong length write to."""
+    pieces = evidence.descriptors.pieces
+    hit = np.zeros(case.layout.page_bytes, bool)
+    for row in evidence.descriptors.touching(case.buffer.number, case.page).tolist():
+        whole = int(pieces.start[row]) == 0 and int(pieces.stop[row]) == case.layout.page_bytes
+        if int(pieces.request[row]) == case.request and int(pieces.source_start[row]) == int(pieces.start[row]):
+            continue
+        if not whole:
+            hit[int(pieces.start[row]) : int(pieces.stop[row])] = True
+    return hit
+
+
+def _displacement(case: Case, evidence: Evidence, source_buffer: int, source_page: int) -> int | None:
+    """How far from its place the first byte of the page was written, None where it was not sent at all."""
+    pieces = evidence.descriptors.pieces
+    chosen = np.flatnonzero(
+        (pieces.request == case.request)
+        & (pieces.source == source_buffer)
+        & (pieces.source_page == source_page)
+        & (pieces.buffer == case.buffer.number)
+    )
+    for row in chosen.tolist():
+        landed = int(pieces.page[row]) * case.buffer.pitch + int(pieces.start[row])
+        wanted = case.page * case.buffer.pitch + int(pieces.source_start[row])
+        return landed - wanted
+    return None

@@ -1,0 +1,108 @@
+"""F30: the store wrote other bytes than its own inputs give.
+
+Signature: the page after the store holds, in the slots that the store named, codes or scales which no right kernel can
+have made of the recorded inputs. Told apart from rows that were never written (they still hold what was there before)
+and from rows that landed in each other's slots (they are right for another row's inputs).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from replay.classify.base import Evidence, span
+from replay.findings import PageEvidence, byte_ranges, ranges
+from replay.kernels.reference import StoreCheck, check_store
+from replay.timeline import Timeline
+from replay.verdict import Confidence, PageFinding
+
+if TYPE_CHECKING:
+    from replay.reexecute import StoreCase
+
+#: Wrong rows whose bytes are tried against every other row's inputs.
+TRIED_ROWS = 4
+
+
+def explain(timeline: Timeline, evidence: Evidence, case: StoreCase, check: StoreCheck) -> PageEvidence:
+    """The finding for the rows of ``case`` that the reference does not reproduce."""
+    wrong = np.flatnonzero(~check.reproduced)
+    layout = case.layout
+    rows = np.zeros(layout.rows, bool)
+    rows[case.rows[wrong]] = True
+    stored, snapshot = timeline.moment("store", case.store), timeline.snapshots.moment_of(case.snapshot)
+    ordered = timeline.order.before(stored, snapshot)
+    scales = np.zeros(layout.rows, bool)
+    if layout.scale_bytes:
+        scales[case.rows[check.wrong_scales.any(axis=1)]] = True
+    values = np.zeros(layout.rows, bool)
+    values[case.rows[check.wrong_codes.any(axis=1)]] = True
+    rule, code = None, "F30"
+    if _unwritten(timeline, case, wrong):
+        code, rule = "unclassified", "the rows still hold what was there before the store"
+    else:
+        other = _other_row(case, wrong)
+        if other is not None:
+            code, rule = "unclassified", f"row {other[0]} holds what row {other[1]}'s inputs give"
+    sure = ordered and evidence.covers(case.process, "store", "alloc") and code == "F30"
+    confidence: Confidence = "certain" if sure else "likely"
+    spans, _ = byte_ranges(layout, values, scales)
+    position = timeline.trace.table("store").ragged("positions")[case.store]
+    info = timeline.buffers[case.buffer]
+    return PageEvidence(
+        code=code,
+        kind="wrong-store-bytes" if code == "F30" else "unclassified",
+        stage="store",
+        confidence=confidence,
+        process=case.process,
+        request=case.request,
+        buffer=info.name,
+        layer=info.layer,
+        page=PageFinding(
+            logical=case.logical,
+            physical=case.page,
+            value_rows=ranges(values),
+            scale_rows=ranges(scales),
+            byte_ranges=spans,
+        ),
+        evidence=(
+            f"{span(rows)}: {int(check.wrong_codes.sum())} codes and {int(check.wrong_scales.sum())} scales lie outside what "
+            "a right store can make of the recorded inputs",
+            f"the {int(check.reproduced.sum())} other rows of this store in the page are reproduced",
+            f"store of {len(position)} rows, step {int(timeline.trace.table('store')['step'][case.store])}; the page was "
+            "looked at after it" + (" in its order" if ordered else ""),
+        ),
+        rule=rule,
+    )
+
+
+def _unwritten(timeline: Timeline, case: StoreCase, wrong: np.ndarray) -> bool:
+    """Whether the wrong rows are equal to an earlier look at the page, by digest."""
+    snaps, contents = timeline.snapshots, timeline.trace.contents
+    store_seq = int(timeline.trace.table("store")["begin_seq"][case.store])
+    earlier = np.concatenate(
+        [snaps.at_place(stage, case.buffer, case.page) for stage in ("ST", "RC", "RD", "SE", "LT")]
+    )
+    earlier = earlier[(snaps.seq[earlier] <= store_seq) & (snaps.content[earlier] >= 0)]
+    if not len(earlier):
+        return False
+    rows = case.rows[wrong]
+    now = contents.row_values(snaps.content[[case.snapshot]])[0][rows]
+    last = earlier[np.argsort(snaps.seq[earlier])[-1:]]
+    before = contents.row_values(snaps.content[last])[0][rows]
+    return bool((now == before).all())
+
+
+def _other_row(case: StoreCase, wrong: np.ndarray) -> tuple[int, int] | None:
+    """A wrong row that is right for another row's inputs: (row, other row)."""
+    count = len(case.rows)
+    values = case.layout.values(case.data[None])[0][case.rows]
+    scales = case.layout.scales(case.data[None])[0][case.rows]
+    for row in wrong[:TRIED_ROWS].tolist():
+        check = check_store(
+            case.layout, case.inputs, np.repeat(values[[row]], count, 0), np.repeat(scales[[row]], count, 0)
+        )
+        fits = np.flatnonzero(check.reproduced & check.judged)
+        if len(fits):
+            return int(case.rows[row]), int(case.rows[fits[0]])
+    return None

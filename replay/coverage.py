@@ -1,0 +1,113 @@
+"""What the hooks saw: coverage that makes absence evidence, losses that forbid it, and journals that were cut."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from replay.trace.reader import Trace
+from replay.verdict import NotJudged
+
+#: What a lost record of each table takes away from the coverage of its process.
+COVERS = {
+    "store": "store",
+    "alloc": "alloc",
+    "free": "alloc",
+    "send": "send",
+    "receive": "receive",
+    "transfer_state": "completion",
+    "request": "completion",
+    "read": "read",
+}
+
+#: What the hooks of each role must cover before everything is judged.
+NEEDED = {
+    "prefill": ("store", "alloc", "send", "completion"),
+    "decode": ("alloc", "receive", "completion", "read"),
+    "server": ("store", "alloc", "read"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Coverage:
+    """Per process: what is covered whole, the hook table, losses; and what follows for the verdict."""
+
+    complete: dict[int, frozenset[str]]
+    hooks: dict[str, Any]
+    losses: dict[str, Any]
+    not_judged: list[NotJudged]
+
+
+def coverage(trace: Trace) -> Coverage:
+    """Read the hook and loss tables of a trace."""
+    missing: list[NotJudged] = []
+    lost = _losses(trace)
+    complete: dict[int, frozenset[str]] = {}
+    shown: dict[str, Any] = {}
+    for number, process in enumerate(trace.processes):
+        name = f"{process.role} rank {process.rank}"
+        hooks = _hooks(trace, number)
+        good = {h["covers"] for h in hooks.values() if h["state"] == "attached" and h["complete"]}
+        bad = {h["covers"] for h in hooks.values()} - good
+        bad |= {h["covers"] for h in hooks.values() if h["state"] != "attached" or not h["complete"]}
+        gone = lost.get(number, {})
+        for what in gone:
+            bad |= {COVERS[what]} if what in COVERS else set(COVERS.values()) if what == "" else set()
+        complete[number] = frozenset(good - bad)
+        shown[name] = {
+            "attached": sum(h["state"] == "attached" for h in hooks.values()),
+            "fired": sum(h["fired"] > 0 for h in hooks.values()),
+            "hooks": len(hooks),
+            "covered": sorted(complete[number]),
+        }
+        needed = NEEDED.get(process.role, ())
+        absent = [what for what in needed if what not in complete[number]]
+        if absent:
+            why = "records of it were lost" if gone else "no attached hook sees all of it"
+            missing.append(NotJudged(f"{name}: {', '.join(absent)}", why))
+        total = sum(int(entry["count"]) for entry in gone.values())
+        if total:
+            missing.append(NotJudged(f"{name}: {total} records", "they were dropped while recording"))
+        if not process.ended:
+            cut = f" ({process.cut})" if process.cut else ""
+            missing.append(NotJudged(f"{name}: everything after its last record", f"its journal was never closed{cut}"))
+        elif process.cut:
+            missing.append(NotJudged(f"{name}: a part of its journal", process.cut))
+    losses = {
+        f"{trace.processes[number].role} rank {trace.processes[number].rank}": {
+            what or "any": entry for what, entry in entries.items()
+        }
+        for number, entries in lost.items()
+    }
+    return Coverage(complete, shown, losses, missing)
+
+
+def _hooks(trace: Trace, process: int) -> dict[str, dict[str, Any]]:
+    """The last state of each hook of a process."""
+    table = trace.table("hook")
+    found: dict[str, dict[str, Any]] = {}
+    for row in np.flatnonzero(table["process"] == process).tolist():
+        found[str(table["name"][row])] = {
+            "covers": str(table["covers"][row]),
+            "state": str(table["state"][row]),
+            "fired": int(table["fired"][row]),
+            "complete": bool(table["complete"][row]),
+        }
+    return found
+
+
+def _losses(trace: Trace) -> dict[int, dict[str, dict[str, Any]]]:
+    """Process -> table -> count and stages of what was lost there."""
+    table = trace.table("loss")
+    found: dict[int, dict[str, dict[str, Any]]] = {}
+    for row in np.flatnonzero(table["count"] > 0).tolist():
+        entry = found.setdefault(int(table["process"][row]), {}).setdefault(
+            str(table["what"][row]), {"count": 0, "stages": []}
+        )
+        entry["count"] += int(table["count"][row])
+        stage = str(table["stage"][row])
+        if stage not in entry["stages"]:
+            entry["stages"].append(stage)
+    return found

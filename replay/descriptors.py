@@ -1,0 +1,256 @@
+"""Which bytes every transfer carried where, from the descriptors of both sides alone.
+
+The descriptors of a send are resolved to pieces: (destination buffer, page, byte range) <- (source buffer, page,
+offset). A cell is *delivered* where one piece brings the same bytes of the same logical page; everything else that
+touches its page is a misdirected or a foreign write.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from capture_hooks.regions import Pieces as Resolved
+from capture_hooks.regions import Regions
+from replay.cells import Cells
+from replay.order import Moment
+from replay.timeline import PLACE, Timeline, place
+from replay.trace.errors import reading
+
+I64 = npt.NDArray[np.int64]
+Bool = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Pieces:
+    """Columns, one row a piece of one descriptor. Buffers are numbers of ``Timeline.buffers``, -1 outside all."""
+
+    send: I64  #: row of the send table
+    request: I64
+    source: I64
+    source_page: I64
+    source_start: I64
+    buffer: I64
+    page: I64
+    start: I64
+    stop: I64
+
+
+class DescriptorMap:
+    """All pieces of all sends of a trace, found by destination page."""
+
+    def __init__(self, timeline: Timeline) -> None:
+        """Remember ``timeline``; the pieces are resolved on first use."""
+        self.timeline = timeline
+        self.sends = timeline.trace.table("send")
+        self.request = timeline.request_column("send")
+
+    @cached_property
+    def peers(self) -> I64:
+        """Process that each send wrote to, -1 where it cannot be told."""
+        trace = self.timeline.trace
+        registration = trace.table("registration")
+        agents = {
+            str(agent): int(process)
+            for agent, process in zip(registration["agent"], registration["process"], strict=True)
+        }
+        decodes = [n for n, p in enumerate(trace.processes) if p.role == "decode"]
+        result = np.full(len(self.sends), -1, np.int64)
+        for row, (process, peer) in enumerate(
+            zip(self.sends["process"].tolist(), self.sends["peer"].tolist(), strict=True)
+        ):
+            found = agents.get(str(peer), -1)
+            others = [number for number in decodes if number != process]
+            if found < 0 and len(others) == 1:
+                found = others[0]
+            result[row] = found
+        return result
+
+    @cached_property
+    def _regions(self) -> dict[int, Regions]:
+        regions: dict[int, Regions] = {}
+        for b in self.timeline.buffers:
+            with reading(f"buffer {b.buffer} of process {b.process}"):
+                regions.setdefault(b.process, Regions()).add(
+                    b.number, b.layer, b.name, b.layout, b.address, b.pages, b.pitch
+                )
+        return regions
+
+    @cached_property
+    def pieces(self) -> Pieces:
+        """Every piece of every send, ordered by (destination buffer, page)."""
+        source, destination = self.sends.ragged("source"), self.sends.ragged("destination")
+        columns: list[npt.NDArray[np.int64]] = []
+        process = self.sends["process"].astype(np.int64)
+        source_owner, destination_owner = source.owner(), destination.owner()
+        for from_process in np.unique(process).tolist():
+            for to_process in np.unique(self.peers[process == from_process]).tolist():
+                rows = (process == from_process) & (self.peers == to_process)
+                if to_process < 0:
+                    continue
+                columns.append(
+                    self._resolve(
+                        source.values[rows[source_owner]],
+                        destination.values[rows[destination_owner]],
+                        np.asarray(source_owner)[rows[source_owner]],
+                        np.asarray(destination_owner)[rows[destination_owner]],
+                        self._regions.get(int(from_process), Regions()),
+                        self._regions.get(int(to_process), Regions()),
+                    )
+                )
+        table = np.concatenate([np.zeros((8, 0), np.int64), *columns], axis=1)
+        table = table[:, np.lexsort((table[0], table[5], table[4]))]
+        request = self.request[table[0]] if table.shape[1] else np.zeros(0, np.int64)
+        return Pieces(table[0], request, *table[1:])
+
+    def _resolve(
+        self,
+        source: npt.NDArray[np.uint64],
+        destination: npt.NDArray[np.uint64],
+        source_owner: I64,
+        destination_owner: I64,
+        from_regions: Regions,
+        to_regions: Regions,
+    ) -> npt.NDArray[np.int64]:
+        """Pieces of the descriptors of one pair of processes: rows of (send, source.., destination..)."""
+        if len(source) != len(destination) or not np.array_equal(source_owner, destination_owner):
+            # Sides of unequal length cannot be paired; the descriptors of such a send say nothing.
+            return np.zeros((8, 0), np.int64)
+        length = np.minimum(source[:, 1], destination[:, 1])
+        with reading("send table, descriptors"):
+            left = from_regions.resolve_many(source[:, 0], length)
+            right = to_regions.resolve_many(destination[:, 0], length)
+        # Cut both sides at each other's borders: a piece lies in one page on either side.
+        joined = _intersect(left, right)
+        send = source_owner[joined[0]] if joined.shape[1] else np.zeros(0, np.int64)
+        return np.concatenate([send[None, :], joined[1:]])
+
+    @cached_property
+    def _place(self) -> I64:
+        return place(self.pieces.buffer, self.pieces.page)
+
+    def touching(self, buffer: int, page: int) -> I64:
+        """Rows of :attr:`pieces` that write to ``page`` of destination ``buffer``."""
+        wanted = buffer * PLACE + page
+        low, high = np.searchsorted(self._place, [wanted, wanted + 1])
+        return np.arange(low, high)
+
+    @cached_property
+    def _over(self) -> dict[tuple[int, int], int]:
+        states = self.timeline.trace.table("transfer_state")
+        found: dict[tuple[int, int], int] = {}
+        for row in np.flatnonzero((states["state"] == "done") | (states["state"] == "error")).tolist():
+            found.setdefault((int(states["process"][row]), int(states["transfer"][row])), row)
+        return found
+
+    def completion(self, send: int) -> Moment | None:
+        """When the sender learned that the transfer of ``send`` was over, None where it never did."""
+        row = self._over.get((int(self.sends["process"][send]), int(self.sends["transfer"][send])))
+        return self.timeline.moment("transfer_state", row) if row is not None else None
+
+    def sends_of(self, request: int) -> I64:
+        """Rows of the send table that belong to a request."""
+        low, high = np.searchsorted(self._by_request[0], [request, request + 1])
+        return self._by_request[1][low:high]
+
+    @cached_property
+    def _by_request(self) -> tuple[I64, I64]:
+        rows = np.argsort(self.request, kind="stable")
+        return self.request[rows], rows
+
+    def delivered(self, cells: Cells) -> tuple[Bool, Bool]:
+        """(judged, delivered) of each cell: whether one whole-page piece of its own request brings its own page."""
+        snaps, pieces = self.timeline.snapshots, self.pieces
+        seen = cells.stage["RC"]
+        source = np.where(cells.stage["SE"] >= 0, cells.stage["SE"], cells.stage["SE+"])
+        judged = (seen >= 0) & (source >= 0) & np.isin(cells.request, self.request)
+        sizes = np.array([b.layout.page_bytes for b in self.timeline.buffers] or [0], np.int64)
+        whole = (pieces.start == 0) & (pieces.source_start == 0) & (pieces.buffer >= 0) & (pieces.source >= 0)
+        whole &= pieces.stop == sizes[np.maximum(pieces.buffer, 0)]
+        whole &= sizes[np.maximum(pieces.source, 0)] == sizes[np.maximum(pieces.buffer, 0)]
+        have = np.stack(
+            [pieces.request, pieces.buffer, pieces.page, pieces.source, pieces.source_page], 1
+        )[whole]
+        at, origin = np.maximum(seen, 0), np.maximum(source, 0)
+        want = np.stack(
+            [cells.request, snaps.buffer[at], snaps.page[at], snaps.buffer[origin], snaps.page[origin]], 1
+        )
+        return judged, judged & _rows_in(want, have)
+
+    def lengths_to(self, request: int, address: int, size: int) -> list[int]:
+        """Lengths of the request's descriptors that begin in ``[address, address + size)`` at the destination."""
+        destination = self.sends.ragged("destination")
+        found: set[int] = set()
+        for send in self.sends_of(request).tolist():
+            rows = destination[send]
+            if len(rows):
+                inside = (rows[:, 0] >= address) & (rows[:, 0] < address + size)
+                found |= {int(length) for length in rows[inside, 1]}
+        return sorted(found)
+
+    def own_bytes(self, request: int, buffer: int, page: int, source: int, source_page: int, size: int) -> Bool:
+        """Bytes of a destination page that the request's own sends bring from the right place: ``bool[size]``."""
+        right = np.zeros(size, bool)
+        for row in self.touching(buffer, page).tolist():
+            pieces = self.pieces
+            if (
+                int(pieces.request[row]) == request
+                and int(pieces.source[row]) == source
+                and int(pieces.source_page[row]) == source_page
+                and int(pieces.source_start[row]) == int(pieces.start[row])
+            ):
+                right[int(pieces.start[row]) : int(pieces.stop[row])] = True
+        return right
+
+
+def _rows_in(want: I64, have: I64) -> Bool:
+    """Whether each row of ``want`` is a row of ``have``."""
+    if not len(want) or not len(have):
+        return np.zeros(len(want), bool)
+    joined = np.concatenate([have, want])
+    _, inverse = np.unique(joined, axis=0, return_inverse=True)
+    inverse = inverse.reshape(-1)
+    return np.isin(inverse[len(have) :], inverse[: len(have)])
+
+
+def _intersect(left: Resolved, right: Resolved) -> npt.NDArray[np.int64]:
+    """Common refinement of two resolutions of the same descriptors: each row lies in one page on either side.
+
+    Columns: descriptor, source buffer, page and start, destination buffer, page, start and stop.
+    """
+    count = 1 + int(max(left.descriptor.max(initial=-1), right.descriptor.max(initial=-1)))
+    single = (np.bincount(left.descriptor, minlength=count) == 1) & (
+        np.bincount(right.descriptor, minlength=count) == 1
+    )
+    a, b = np.flatnonzero(single[left.descriptor]), np.flatnonzero(single[right.descriptor])
+    columns = [
+        left.descriptor[a], left.buffer[a], left.page[a], left.start[a],
+        right.buffer[b], right.page[b], right.start[b], right.stop[b],
+    ]  # fmt: skip
+    rows = [np.stack(columns)]
+    first_left, last_left = _bounds(left.descriptor, count)
+    first_right, last_right = _bounds(right.descriptor, count)
+    found: list[tuple[int, ...]] = []
+    for number in np.flatnonzero(~single).tolist():
+        for i in range(first_left[number], last_left[number]):
+            low, high = int(left.offset[i]), int(left.offset[i] + left.stop[i] - left.start[i])
+            for j in range(first_right[number], last_right[number]):
+                begin, end = int(right.offset[j]), int(right.offset[j] + right.stop[j] - right.start[j])
+                start, stop = max(low, begin), min(high, end)
+                if start < stop:
+                    at = int(right.start[j]) + start - begin
+                    found.append((
+                        number, int(left.buffer[i]), int(left.page[i]), int(left.start[i]) + start - low,
+                        int(right.buffer[j]), int(right.page[j]), at, at + stop - start,
+                    ))  # fmt: skip
+    if found:
+        rows.append(np.array(found, np.int64).T)
+    return np.concatenate(rows, axis=1)
+
+
+def _bounds(descriptor: I64, count: int) -> tuple[I64, I64]:
+    numbers = np.arange(count)
+    return np.searchsorted(descriptor, numbers, side="left"), np.searchsorted(descriptor, numbers, side="right")

@@ -1,0 +1,167 @@
+"""From explained units to findings: rows, byte ranges, counts, and pages grouped into one finding."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from capture_hooks.layouts import Layout
+from replay.bisect import Case
+from replay.classify.base import KINDS, Explanation, halves, lower
+from replay.timeline import Timeline
+from replay.verdict import Confidence, Finding, Hazard, PageFinding, Ranges, RequestId
+
+Bool = npt.NDArray[np.bool_]
+U8 = npt.NDArray[np.uint8]
+
+#: Equal bytes at the edge of a differing row are taken for a real border only from this many on: fewer agree by
+#: chance (scale bytes and fp8 codes repeat).
+CHANCE_BYTES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class PageEvidence:
+    """One page of a finding before grouping."""
+
+    code: str
+    kind: str
+    stage: str
+    confidence: Confidence
+    process: int
+    request: int
+    buffer: str
+    layer: int
+    page: PageFinding
+    evidence: tuple[str, ...]
+    explanation: Explanation | None = None
+    rule: str | None = None
+
+
+def ranges(rows: Bool) -> Ranges:
+    """Closed ranges of the set rows."""
+    index = np.flatnonzero(rows)
+    if not len(index):
+        return ()
+    cuts = np.flatnonzero(np.diff(index) > 1)
+    starts = index[np.concatenate([[0], cuts + 1])].tolist()
+    ends = index[np.concatenate([cuts, [len(index) - 1]])].tolist()
+    return tuple(zip(starts, ends, strict=True))
+
+
+def byte_ranges(
+    layout: Layout, value_rows: Bool, scale_rows: Bool, expected: U8 | None = None, observed: U8 | None = None
+) -> tuple[Ranges, int | None]:
+    """Half-open byte ranges of the rows that differ, and how many bytes in them differ.
+
+    With the bytes at hand a range is narrowed to where the difference begins and ends inside its first and last row;
+    without them it covers whole rows and the count is None.
+    """
+    spans = [layout.value_range(first, last) for first, last in ranges(value_rows)]
+    if layout.scale_bytes:
+        spans += [layout.scale_range(first, last) for first, last in ranges(scale_rows)]
+    count = None
+    if expected is not None and observed is not None and len(expected) == len(observed) == layout.page_bytes:
+        different = expected != observed
+        count = sum(int(different[start:stop].sum()) for start, stop in spans)
+        spans = [_narrow(different, start, stop) for start, stop in spans]
+    merged: list[tuple[int, int]] = []
+    for start, stop in sorted(spans):
+        if merged and start <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(stop, merged[-1][1]))
+        else:
+            merged.append((start, stop))
+    return tuple(merged), count
+
+
+def _narrow(different: Bool, start: int, stop: int) -> tuple[int, int]:
+    inside = np.flatnonzero(different[start:stop])
+    if not len(inside):
+        return start, stop
+    first, last = start + int(inside[0]), start + int(inside[-1]) + 1
+    return (
+        first if first - start >= CHANCE_BYTES else start,
+        last if stop - last >= CHANCE_BYTES else stop,
+    )
+
+
+def page_evidence(case: Case, explanation: Explanation) -> PageEvidence:
+    """The page of a case with one explanation of some of its units."""
+    values, scales = halves(explanation.explained)
+    expected, observed = case.data(explanation.expected), case.data(explanation.observed)
+    spans, count = byte_ranges(case.layout, values, scales, expected, observed)
+    snaps = case.timeline.snapshots
+    row = case.rows.get("SE", case.rows.get("ST", -1)) if explanation.at_source else -1
+    process = int(snaps.process[row]) if row >= 0 else case.process
+    physical = int(snaps.page[row]) if row >= 0 else case.page
+    name, layer = case.timeline.slots[case.slot]
+    kind = KINDS.get(explanation.code, (f"unclassified-at-{explanation.stage}", explanation.stage))[0]
+    return PageEvidence(
+        code=explanation.code,
+        kind="unclassified" if explanation.code == "unclassified" else kind,
+        stage=explanation.stage,
+        confidence=explanation.confidence,
+        process=process,
+        request=case.request,
+        buffer=name,
+        layer=layer,
+        page=PageFinding(
+            logical=case.logical,
+            physical=physical,
+            value_rows=ranges(values),
+            scale_rows=ranges(scales) if case.layout.scale_bytes else (),
+            byte_ranges=spans,
+            bytes_differing=count,
+            donor=explanation.donor,
+        ),
+        evidence=explanation.evidence,
+        explanation=explanation,
+        rule=explanation.rule,
+    )
+
+
+def group(timeline: Timeline, pages: Iterable[PageEvidence]) -> list[Finding]:
+    """One finding for each (kind, stage, request, side, buffer, layer), pages in logical order."""
+    groups: dict[tuple[str, str, int, int, str, int], list[PageEvidence]] = {}
+    for item in pages:
+        key = (item.code, item.stage, item.request, item.process, item.buffer, item.layer)
+        groups.setdefault(key, []).append(item)
+    return [_finding(timeline, items) for items in groups.values()]
+
+
+def _finding(timeline: Timeline, items: list[PageEvidence]) -> Finding:
+    first = items[0]
+    room, attempt = timeline.requests[first.request] if first.request >= 0 else (-1, 0)
+    confidence = first.confidence
+    for item in items:
+        confidence = lower(confidence, item.confidence)
+    process = timeline.trace.processes[first.process]
+    explanation = first.explanation
+    rules = {item.rule for item in items}
+    return Finding(
+        code=first.code,
+        kind=first.kind,
+        stage=first.stage,
+        confidence=confidence,
+        request=RequestId(room, attempt, explanation.aliases if explanation else ()),
+        role=process.role,
+        rank=process.rank,
+        buffer=first.buffer,
+        layer=first.layer,
+        pages=tuple(sorted((item.page for item in items), key=lambda page: page.logical)),
+        rule=first.rule if len(rules) == 1 else "; ".join(sorted(r for r in rules if r)) or None,
+        evidence=first.evidence,
+        runner_up=explanation.runner_up if explanation else None,
+    )
+
+
+def hazard(case: Case, explanation: Explanation) -> Hazard:
+    """A cause that changed no byte which was read."""
+    name, layer = case.timeline.slots[case.slot]
+    kind = KINDS.get(explanation.code, ("unclassified", ""))[0]
+    return Hazard(
+        what=f"{explanation.code} {kind}, harmless this time: {explanation.evidence[0]}",
+        where=f"room {case.room}, {name} layer {layer}, logical page {case.logical}",
+    )

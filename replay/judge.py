@@ -1,0 +1,308 @@
+"""From a trace to a verdict: every rung of the ladder, then what may be said about the whole.
+
+    divergent     a finding whose own evidence is whole; losses elsewhere do not cancel it
+    clean         every rung within the stated scope was judged, nothing was lost inside it, nothing differs
+    inconclusive  anything else
+
+docs/order.md and docs/verdicts.md give the rules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from replay import classify
+from replay.bisect import Case, Ladder, climb
+from replay.classify import torn_block_table
+from replay.classify.base import Evidence, Explanation
+from replay.coverage import coverage
+from replay.descriptors import DescriptorMap
+from replay.findings import PageEvidence, group, hazard, page_evidence
+from replay.reexecute import Rung, replay_reads, replay_stores
+from replay.tables import TableRung, judge_tables
+from replay.timeline import Timeline
+from replay.trace.reader import Trace
+from replay.verdict import STAGES, Finding, Hazard, NotJudged, Verdict
+
+Progress = Callable[[str, int, int], None]
+
+#: Kinds of record that must be complete on both sides before a difference that no kind explains is a finding: with
+#: one of them missing, an owner or a writer may be unknown.
+WRITERS = ("store", "alloc", "send", "receive", "completion")
+
+
+@dataclass(frozen=True, slots=True)
+class JudgeOptions:
+    """How much is done again.
+
+    Attributes:
+        exhaustive: run the Triton kernels on everything, not on suspects and a sample.
+        sample: how many stores and how many reads the Triton kernels do again.
+        read_kernel: the user's read kernel, "module:function".
+        store_kernel: the user's store kernel, "module:function".
+        reexecute: False leaves out the re-execution of stores and reads altogether.
+        timeout: seconds for one run of a user's kernel.
+    """
+
+    exhaustive: bool = False
+    sample: int = 8
+    read_kernel: str | None = None
+    store_kernel: str | None = None
+    reexecute: bool = True
+    timeout: float = 60.0
+
+
+def judge(trace: Trace, options: JudgeOptions | None = None, progress: Progress | None = None) -> Verdict:
+    """Judge a trace.
+
+    Raises:
+        TraceError: the trace is damaged.
+    """
+    options = options or JudgeOptions()
+    timeline = Timeline(trace)
+    seen = coverage(trace)
+    evidence = Evidence(timeline, DescriptorMap(timeline), seen.complete)
+    ladder = climb(timeline, progress)
+    pages, hazards, doubts = _byte_rungs(ladder, evidence)
+    tables = judge_tables(timeline)
+    for case in tables.cases:
+        pages += torn_block_table.explain(timeline, evidence, case)
+    limit = 1 << 30 if options.exhaustive else max(options.sample, 0)
+    stores = reads = Rung()
+    if options.reexecute:
+        stores = replay_stores(timeline, evidence, limit, progress)
+        reads = replay_reads(timeline, evidence, tables.changed, limit, progress)
+        pages += stores.pages + reads.pages
+    findings = _sorted(group(timeline, pages))
+    extra: dict[str, Any] = {}
+    if options.reexecute and (stores.judged or reads.judged):
+        from replay import triton_replay  # torch is imported only on this path
+
+        extra, more, unclear = triton_replay.run(timeline, evidence, stores, reads, options, progress)
+        findings += more
+        doubts += unclear
+    missing = [*seen.not_judged, *doubts, *_missing(ladder, tables, timeline)]
+    problems = getattr(trace, "problems", ())
+    missing += [NotJudged("a file of the capture", str(problem)) for problem in problems]
+    return Verdict(
+        verdict=_verdict(findings, missing, ladder, tables),
+        findings=tuple(findings),
+        hazards=tuple(hazards),
+        cleared=_cleared(findings, ladder, tables, stores, reads, evidence),
+        not_judged=tuple(missing),
+        scope=_scope(timeline, ladder, tables, stores, reads) | extra,
+        coverage=seen.hooks,
+        losses=seen.losses,
+        environment=_environment(trace),
+    )
+
+
+def _byte_rungs(ladder: Ladder, evidence: Evidence) -> tuple[list[PageEvidence], list[Hazard], list[NotJudged]]:
+    judged, delivered = evidence.descriptors.delivered(ladder.cells)
+    pages: list[PageEvidence] = []
+    hazards: dict[str, Hazard] = {}
+    doubts: dict[str, NotJudged] = {}
+    bad_cells: set[int] = set()
+    for case in ladder.cases:
+        for found in classify.explain_case(
+            case, evidence, judged=bool(judged[case.cell]), delivered=bool(delivered[case.cell])
+        ):
+            if found.harmless:
+                item = hazard(case, found)
+                hazards.setdefault(f"{found.code} {case.room}", item)
+                continue
+            why = _doubt(case, found, evidence)
+            if why is not None:
+                name = f"{found.stage} of room {case.room}"
+                doubts.setdefault(name, NotJudged(f"{name}: bytes differ there", why))
+                continue
+            bad_cells.add(case.cell)
+            pages.append(page_evidence(case, found))
+        _early_but_right(case, hazards)
+    _geometry_hazards(ladder, evidence, judged & ~delivered, bad_cells, hazards)
+    return pages, list(hazards.values()), list(doubts.values())
+
+
+def _doubt(case: Case, found: Explanation, evidence: Evidence) -> str | None:
+    """Why a difference that no kind explains is not a finding: a writer or an owner may be unknown."""
+    if found.code != "unclassified":
+        return None
+    source = case.rows.get("SE", case.rows.get("SE+", -1))
+    processes = {case.process}
+    if source >= 0:
+        processes.add(int(case.timeline.snapshots.process[source]))
+    union = frozenset[str]().union(*(evidence.complete.get(p, frozenset()) for p in processes))
+    lacking = [what for what in WRITERS if what not in union]
+    for process in processes:
+        if "alloc" not in evidence.complete.get(process, frozenset()):
+            lacking.append("alloc")
+    if source < 0:
+        lacking = [what for what in lacking if what in ("store", "alloc")]
+    if lacking:
+        return f"the record of {', '.join(dict.fromkeys(lacking))} is not complete, so who wrote them is not known"
+    return None
+
+
+def _early_but_right(case: Case, hazards: dict[str, Hazard]) -> None:
+    """A source that was not written yet at the post, and whose bytes arrived right all the same."""
+    if not case.has("SE", "ST", "RC") or case.source_bad.any():
+        return
+    late = case.valid & ~case.same("SE", "ST") & case.same("RC", "ST")
+    if late.any():
+        name, layer = case.timeline.slots[case.slot]
+        hazards.setdefault(
+            f"F10 {case.room}",
+            Hazard(
+                "F10 sent-before-written, harmless this time: rows that were not written at the post arrived right",
+                f"room {case.room}, {name} layer {layer}, logical page {case.logical}",
+            ),
+        )
+
+
+def _geometry_hazards(
+    ladder: Ladder, evidence: Evidence, odd: np.ndarray, bad: set[int], hazards: dict[str, Hazard]
+) -> None:
+    """Descriptors that do not bring a page whole from its own source page and changed no byte that matters."""
+    timeline, cells = evidence.timeline, ladder.cells
+    for cell in np.flatnonzero(odd & (cells.valid > 0)).tolist():
+        if cell in bad:
+            continue
+        name, layer = timeline.slots[int(cells.slot[cell])]
+        request = int(cells.request[cell])
+        room = timeline.requests[request][0]
+        if f"descriptor {room}" in hazards:
+            continue
+        target = timeline.buffers[int(timeline.snapshots.buffer[cells.stage["RC"][cell]])]
+        lengths = evidence.descriptors.lengths_to(request, target.address, target.pitch * target.pages)
+        hazards.setdefault(
+            f"descriptor {room}",
+            Hazard(
+                f"descriptors of {', '.join(map(str, lengths))} bytes do not bring the whole page "
+                f"({target.layout.page_bytes} bytes) from its own source page; no byte that matters differs",
+                f"room {room}, {name} layer {layer}, logical page {int(cells.logical[cell])}",
+            ),
+        )
+    pairs = {
+        (source.name, source.layer, source.item_length, target.item_length, source.layout.name, target.layout.name)
+        for source in timeline.buffers
+        for target in timeline.buffers
+        if _role(timeline, source.process) == "prefill"
+        and _role(timeline, target.process) == "decode"
+        and (source.name, source.layer) == (target.name, target.layer)
+        and (source.item_length, source.layout.name) != (target.item_length, target.layout.name)
+    }
+    for name, layer, left, right, first, second in sorted(pairs):
+        hazards.setdefault(
+            f"geometry {name}",
+            Hazard(f"item length {left} ({first}) at the sender, {right} ({second}) at the receiver", f"{name} layer {layer}"),
+        )
+
+
+def _role(timeline: Timeline, process: int) -> str:
+    return timeline.trace.processes[process].role
+
+
+def _sorted(findings: list[Finding]) -> list[Finding]:
+    """First rung first; within a rung the surest, then by room and layer."""
+    rank = {"certain": 0, "likely": 1, "possible": 2}
+    return sorted(
+        findings,
+        key=lambda f: (f.code == "unclassified", STAGES.index(f.stage), rank[f.confidence], f.request.room, f.layer),
+    )
+
+
+def _missing(ladder: Ladder, tables: TableRung, timeline: Timeline) -> list[NotJudged]:
+    words = {"ST": "the store", "SE": "the source", "RC": "the destination at completion"}
+    missing = [
+        NotJudged(f"{words[stage]} of {int(mask.sum())} pages", f"no {stage} snapshot of them was recorded")
+        for stage, mask in ladder.missing.items()
+        if mask.any()
+    ]
+    unknown = int((~ladder.cells.rows_known).sum())
+    if unknown:
+        missing.append(NotJudged(f"{unknown} pages", "how many rows of them are valid was not recorded"))
+    if ladder.unjudged_reads:
+        missing.append(
+            NotJudged(f"{ladder.unjudged_reads} page snapshots at reads (RD)", "no earlier snapshot to compare with")
+        )
+    if tables.unknown:
+        missing.append(NotJudged(f"the block tables of {tables.unknown} reads", "allocations of them were not recorded"))
+    formats = timeline.trace.table("buffer")["format"]
+    if len(formats) > len(timeline.buffers):
+        missing.append(
+            NotJudged(f"{len(formats) - len(timeline.buffers)} buffers", "this version does not know their page format")
+        )
+    return missing
+
+
+def _verdict(
+    findings: list[Finding], missing: list[NotJudged], ladder: Ladder, tables: TableRung
+) -> Literal["clean", "divergent", "inconclusive"]:
+    if any(finding.confidence != "possible" for finding in findings):
+        return "divergent"
+    judged = sum(ladder.pages_judged.values()) + ladder.reads_checked + tables.reads
+    return "clean" if judged and not findings and not missing else "inconclusive"
+
+
+def _cleared(
+    findings: list[Finding], ladder: Ladder, tables: TableRung, stores: Rung, reads: Rung, evidence: Evidence
+) -> tuple[str, ...]:
+    counts = ladder.pages_judged
+    judged = {
+        "store": stores.judged > 0,
+        "source": min(counts["ST"], max(counts["SE"], counts["SE+"])) > 0,
+        "descriptor": len(evidence.descriptors.sends) > 0,
+        "wire": min(counts["RC"], max(counts["SE"], counts["SE+"])) > 0,
+        "completion": counts["LT"] > 0 and counts["RC"] > 0,
+        "destination": ladder.reads_checked > 0,
+        "table": tables.reads > 0,
+        "read-kernel": reads.judged > 0,
+        "top-k": reads.judged > 0 and any(case.k > 0 for case in reads.sample),
+    }
+    guilty = {finding.stage for finding in findings}
+    return tuple(stage for stage in STAGES if judged[stage] and stage not in guilty)
+
+
+def _scope(timeline: Timeline, ladder: Ladder, tables: TableRung, stores: Rung, reads: Rung) -> dict[str, Any]:
+    rooms = sorted({timeline.requests[number][0] for number in ladder.requests.tolist()})
+    return {
+        "requests": len(ladder.requests),
+        "rooms": [rooms[0], rooms[-1]] if rooms else [],
+        "layers": len({layer for _, layer in timeline.slots}),
+        "pages": int((ladder.cells.valid > 0).sum()),
+        "pages_seen": ladder.pages_judged,
+        "read_snapshots": ladder.reads_checked,
+        "tables": tables.reads,
+        "overshoot": tables.overshoot + ladder.cells.overshoot,
+        "stores": _rung_scope(stores),
+        "reads": _rung_scope(reads),
+    }
+
+
+def _rung_scope(rung: Rung) -> dict[str, Any]:
+    return {
+        "judged": rung.judged,
+        "rows": rung.rows,
+        "rows_reproduced": rung.rows - rung.wrong,
+        "largest_error_of_bound": round(rung.worst, 4),
+        "skipped": rung.skipped,
+    }
+
+
+def _environment(trace: Trace) -> dict[str, Any]:
+    return {
+        f"{process.role} rank {process.rank}": {
+            "engine": process.engine,
+            "mode": process.mode,
+            "transport": process.transport,
+            **process.environment,
+        }
+        for process in trace.processes
+    }
+
+
+__all__ = ["JudgeOptions", "judge"]

@@ -1,0 +1,117 @@
+"""The table rung: the block table that each read used against the allocator's record.
+
+A read that began after its request had given its pages back is an overshoot step (look-alike M11) and is not judged.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from replay.order import Moment
+from replay.timeline import MAX_LOGICAL, Timeline
+
+I64 = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class TableCase:
+    """One read whose table differs from what the allocator gave its request."""
+
+    read: int  #: row of the read table
+    process: int
+    request: int
+    buffer: int  #: number in Timeline.buffers
+    logical: tuple[int, ...]
+    seen: tuple[int, ...]
+    given: tuple[int, ...]
+    during: bool  #: the table was right before the kernel and wrong after it
+    moment: Moment
+
+
+@dataclass(frozen=True, slots=True)
+class TableRung:
+    """Result of the rung."""
+
+    cases: list[TableCase]
+    reads: int  #: reads judged
+    overshoot: int  #: reads of requests whose pages had been freed
+    unknown: int  #: reads with entries that no allocation record covers
+    changed: frozenset[int]  #: reads whose table changed while the kernel ran, or differs from the allocator's
+
+
+def judge_tables(timeline: Timeline) -> TableRung:
+    """Compare every table that was recorded with the allocations of its request."""
+    reads = timeline.trace.table("read")
+    request = timeline.request_column("read")
+    buffer = timeline.buffer_column("read")
+    process = reads["process"].astype(np.int64)
+    freed = timeline.freed_seq
+    pairs = zip(process.tolist(), request.tolist(), reads["seq"].tolist(), strict=True)
+    late = np.array([freed.get((p, q), seq) < seq for p, q, seq in pairs], bool)
+    rows_per_page = np.array([b.layout.rows for b in timeline.buffers] or [1], np.int64)
+    per_page = rows_per_page[np.maximum(buffer, 0)]
+    needed = -(-reads["rows"].astype(np.int64) // per_page)
+    judged = ~late & (buffer >= 0) & (request >= 0)
+
+    given = _allocated(timeline)
+    found: dict[int, dict[int, tuple[int, int, bool]]] = {}
+    unknown: set[int] = set()
+    for column, during in (("table", False), ("table_after", True)):
+        table = reads.ragged(column)
+        owner = np.asarray(table.owner(), np.int64)
+        index = np.arange(len(owner)) - np.asarray(table.offsets, np.int64)[owner]
+        wanted = judged[owner] & (index < needed[owner])
+        owner, index, seen = owner[wanted], index[wanted], np.asarray(table.values, np.int64)[wanted]
+        key = (process[owner] * max(1, len(timeline.requests)) + request[owner]) * MAX_LOGICAL + index
+        place = np.searchsorted(given[0], key)
+        place = np.minimum(place, max(0, len(given[0]) - 1))
+        known = given[0][place] == key if len(given[0]) else np.zeros(len(key), bool)
+        unknown.update(owner[~known].tolist())
+        right = given[1][place] if len(given[0]) else np.zeros(len(key), np.int64)
+        for row in np.flatnonzero(known & (right != seen)).tolist():
+            entry = (int(seen[row]), int(right[row]), during)
+            found.setdefault(int(owner[row]), {}).setdefault(int(index[row]), entry)
+    cases = []
+    for read in sorted(found):
+        entries = found[read]
+        logical = sorted(entries)
+        cases.append(
+            TableCase(
+                read=read,
+                process=int(process[read]),
+                request=int(request[read]),
+                buffer=int(buffer[read]),
+                logical=tuple(logical),
+                seen=tuple(entries[k][0] for k in logical),
+                given=tuple(entries[k][1] for k in logical),
+                during=all(entries[k][2] for k in logical),
+                moment=timeline.moment("read", read),
+            )
+        )
+    before, after = reads.ragged("table"), reads.ragged("table_after")
+    changed = {
+        row
+        for row in range(len(reads))
+        if len(after[row]) and not np.array_equal(before[row][: needed[row]], after[row][: needed[row]])
+    }
+    return TableRung(
+        cases=cases,
+        reads=int(judged.sum()),
+        overshoot=int(late.sum()),
+        unknown=len(unknown),
+        changed=frozenset(changed | set(found)),
+    )
+
+
+def _allocated(timeline: Timeline) -> tuple[I64, I64]:
+    """Sorted (process, request, logical) keys and the physical page last given for each."""
+    allocs = timeline.allocs
+    key = (allocs.process * max(1, len(timeline.requests)) + allocs.request) * MAX_LOGICAL + allocs.logical
+    rows = np.flatnonzero(allocs.request >= 0)
+    rows = rows[np.lexsort((allocs.seq[rows], key[rows]))]
+    last = np.ones(len(rows), bool)
+    last[:-1] = key[rows][1:] != key[rows][:-1]
+    return key[rows][last], allocs.page[rows][last]

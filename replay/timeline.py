@@ -1,0 +1,367 @@
+"""What every page should hold, and who owned it when.
+
+A trace's tables are turned into flat numpy columns once (:class:`Timeline`): one row a page snapshot, one a
+page allocation, one a page free. Requests, buffers and (request, layer, logical page) *cells* get small
+integers, so that the ladder compares whole columns and looks at single pages only where they differ.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from capture_hooks.layouts import LAYOUTS, Layout
+from replay.order import HappensBefore, Moment, line_numbers, moment
+from replay.trace.errors import DAMAGED, TraceError
+
+if TYPE_CHECKING:
+    from replay.trace.reader import Trace
+
+I64 = npt.NDArray[np.int64]
+Bool = npt.NDArray[np.bool_]
+
+#: Logical page numbers and ids beyond this are refused: they would overflow the cell keys.
+MAX_LOGICAL = 1 << 22
+
+#: Buffers and pages are joined to one number, ``buffer * PLACE + page``.
+PLACE = 1 << 40
+
+
+def place(buffer: I64, page: I64) -> I64:
+    """One number for each (buffer, page); a page outside ``0 .. PLACE - 1`` gets -1, which matches nothing."""
+    return np.where((buffer >= 0) & (page >= 0) & (page < PLACE), buffer * PLACE + page, -1)
+
+
+@dataclass(frozen=True, slots=True)
+class BufferInfo:
+    """One buffer of one process. ``number`` is its row in :attr:`Timeline.buffers`."""
+
+    number: int
+    process: int
+    buffer: int
+    name: str
+    layer: int
+    layout: Layout
+    address: int
+    pages: int
+    pitch: int
+    item_length: int
+    tokens_per_row: int
+
+
+@dataclass(frozen=True, slots=True)
+class PageSnapshots:
+    """Flat columns, one row a page snapshot (``event`` is the row of the snapshot table)."""
+
+    event: I64
+    stage: npt.NDArray[np.object_]  #: of the event table; index it with ``event``
+    moment: npt.NDArray[np.object_]
+    process: I64
+    buffer: I64  #: number in ``Timeline.buffers``, -1 where unknown
+    request: I64  #: number in ``Timeline.requests``, -1 where unknown
+    logical: I64
+    page: I64
+    content: I64
+    transfer: I64
+    step: I64
+    rows: I64
+    begin_seq: I64
+    seq: I64
+    line: I64
+    slot: I64  #: (layer, name) number, -1 where the buffer is unknown
+    indexes: dict[str, tuple[I64, I64]] = field(default_factory=dict, repr=False)
+
+    def where(self, stage: str, moment: str | None = None) -> I64:
+        """Rows of one stage, and of one moment of it where given."""
+        chosen = self.stage == stage
+        if moment is not None:
+            chosen &= self.moment == moment
+        return np.flatnonzero(chosen[self.event])
+
+    def index(self, stage: str) -> tuple[I64, I64]:
+        """(places in ascending order, rows) of a stage's snapshots, for :meth:`at_place`."""
+        if stage not in self.indexes:
+            rows = self.where(stage)
+            rows = rows[np.lexsort((self.seq[rows], place(self.buffer[rows], self.page[rows])))]
+            self.indexes[stage] = (place(self.buffer[rows], self.page[rows]), rows)
+        return self.indexes[stage]
+
+    def at_place(self, stage: str, buffer: int, page: int) -> I64:
+        """Rows of a stage's snapshots of one physical page, in sequence."""
+        places, rows = self.index(stage)
+        wanted = buffer * PLACE + page
+        low, high = np.searchsorted(places, [wanted, wanted + 1])
+        return rows[low:high]
+
+    def moment_of(self, row: int) -> Moment:
+        """The interval of one page snapshot."""
+        return Moment(
+            int(self.process[row]), int(self.line[row]), int(self.begin_seq[row]), int(self.seq[row])
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class PageEvents:
+    """Flat columns of alloc or free, one row a page."""
+
+    event: I64
+    process: I64
+    request: I64
+    logical: I64  #: -1 for frees
+    page: I64
+    begin_seq: I64
+    seq: I64
+    line: I64
+
+    def moment_of(self, row: int) -> Moment:
+        """The interval of one row."""
+        return Moment(
+            int(self.process[row]), int(self.line[row]), int(self.begin_seq[row]), int(self.seq[row])
+        )
+
+
+class Timeline:
+    """Flat columns of a trace, with requests, buffers and owners resolved."""
+
+    def __init__(self, trace: Trace) -> None:
+        """Read the small tables of ``trace``; page snapshots are read on first use."""
+        self.trace = trace
+        self.buffers = _buffers(trace)
+        self._buffer_number = {(b.process, b.buffer): b.number for b in self.buffers}
+        names = sorted({(b.name, b.layer) for b in self.buffers})
+        self.slots = names
+        slot_of = {name: number for number, name in enumerate(names)}
+        self.slot_of_buffer = np.array([slot_of[(b.name, b.layer)] for b in self.buffers] or [-1], np.int64)
+        self.requests, self._request_number = _requests(trace)
+        self.request_rows = self._rows_of_requests()
+
+    @cached_property
+    def order(self) -> HappensBefore:
+        """Happens-before of the trace."""
+        return HappensBefore(self.trace)
+
+    def request_number(self, room: int, attempt: int) -> int:
+        """Number of a request, -1 where it is not in the trace."""
+        return self._request_number.get((room, attempt), -1)
+
+    def request_column(self, table: str) -> I64:
+        """Request number of each record of ``table``."""
+        rows = self.trace.table(table)
+        number = self._request_number
+        pairs = zip(rows["room"].tolist(), rows["attempt"].tolist(), strict=True)
+        return np.array([number.get(pair, -1) for pair in pairs], np.int64)
+
+    def buffer_column(self, table: str) -> I64:
+        """Buffer number of each record of ``table``."""
+        rows = self.trace.table(table)
+        number = self._buffer_number
+        pairs = zip(rows["process"].tolist(), rows["buffer"].tolist(), strict=True)
+        return np.array([number.get(pair, -1) for pair in pairs], np.int64)
+
+    def buffer_number(self, process: int, buffer: int) -> int:
+        """Number of a buffer, -1 where it was never declared."""
+        return self._buffer_number.get((process, buffer), -1)
+
+    def _rows_of_requests(self) -> I64:
+        """Valid prompt rows of each request, -1 where nobody told them."""
+        table = self.trace.table("request")
+        rows = np.full(len(self.requests), -1, np.int64)
+        numbers, told = self.request_column("request"), table["rows"].astype(np.int64)
+        known = (numbers >= 0) & (told >= 0)
+        # The sides may disagree when one side's list is short; the longer claim is what must arrive.
+        np.maximum.at(rows, numbers[known], told[known])
+        return rows
+
+    @cached_property
+    def snapshots(self) -> PageSnapshots:
+        """All page snapshots, flat."""
+        table = self.trace.table("snapshot")
+        pages, logical, content = (table.ragged(c) for c in ("pages", "logical", "content"))
+        event = pages.owner().astype(np.int64)
+        if not (len(pages.values) == len(logical.values) == len(content.values)):
+            raise TraceError("pages, logical and content differ in length", "snapshot table", DAMAGED)
+        _check_logical(logical.values)
+        buffer = self.buffer_column("snapshot")[event]
+        return PageSnapshots(
+            event=event,
+            stage=table["stage"],
+            moment=table["moment"],
+            process=table["process"].astype(np.int64)[event],
+            buffer=buffer,
+            request=self.request_column("snapshot")[event],
+            logical=logical.values.astype(np.int64),
+            page=pages.values.astype(np.int64),
+            content=content.values.astype(np.int64),
+            transfer=table["transfer"].astype(np.int64)[event],
+            step=table["step"].astype(np.int64)[event],
+            rows=table["rows"].astype(np.int64)[event],
+            begin_seq=table["begin_seq"].astype(np.int64)[event],
+            seq=table["seq"].astype(np.int64)[event],
+            line=line_numbers(table)[event],
+            slot=np.where(buffer >= 0, self.slot_of_buffer[np.maximum(buffer, 0)], -1),
+        )
+
+    @cached_property
+    def allocs(self) -> PageEvents:
+        """Every page given to a request."""
+        table = self.trace.table("alloc")
+        pages = table.ragged("pages")
+        event = pages.owner().astype(np.int64)
+        inside = np.arange(len(event)) - np.asarray(pages.offsets, np.int64)[event]
+        logical = table["logical"].astype(np.int64)[event] + inside
+        _check_logical(logical)
+        return self._page_events("alloc", event, logical, pages.values)
+
+    @cached_property
+    def frees(self) -> PageEvents:
+        """Every page given back."""
+        pages = self.trace.table("free").ragged("pages")
+        event = pages.owner().astype(np.int64)
+        return self._page_events("free", event, np.full(len(event), -1, np.int64), pages.values)
+
+    def _page_events(self, name: str, event: I64, logical: I64, pages: npt.NDArray[np.int64]) -> PageEvents:
+        table = self.trace.table(name)
+        return PageEvents(
+            event=event,
+            process=table["process"].astype(np.int64)[event],
+            request=self.request_column(name)[event],
+            logical=logical,
+            page=pages.astype(np.int64),
+            begin_seq=table["begin_seq"].astype(np.int64)[event],
+            seq=table["seq"].astype(np.int64)[event],
+            line=line_numbers(table)[event],
+        )
+
+    @cached_property
+    def shared_pages(self) -> frozenset[tuple[int, int, int]]:
+        """(process, request, page) of pages that a request shares with their first owner (prefix reuse)."""
+        shared = self.trace.table("alloc")["shared"].astype(bool)
+        rows = np.flatnonzero(shared[self.allocs.event])
+        columns = (self.allocs.process, self.allocs.request, self.allocs.page)
+        return frozenset(zip(*(c[rows].tolist() for c in columns), strict=True))
+
+    @cached_property
+    def page_of(self) -> dict[tuple[int, int], dict[int, int]]:
+        """(process, request) -> logical page -> physical page, from the last allocation of each."""
+        found: dict[tuple[int, int], dict[int, int]] = {}
+        allocs = self.allocs
+        columns = (allocs.process, allocs.request, allocs.logical, allocs.page)
+        for process, request, logical, page in zip(*(c.tolist() for c in columns), strict=True):
+            found.setdefault((process, request), {})[logical] = page
+        return found
+
+    @cached_property
+    def _allocs_of_page(self) -> dict[tuple[int, int], list[int]]:
+        found: dict[tuple[int, int], list[int]] = {}
+        pairs = zip(self.allocs.process.tolist(), self.allocs.page.tolist(), strict=True)
+        for row, pair in enumerate(pairs):
+            found.setdefault(pair, []).append(row)
+        return found
+
+    @cached_property
+    def _free_of(self) -> dict[tuple[int, int, int], list[int]]:
+        found: dict[tuple[int, int, int], list[int]] = {}
+        frees = self.frees
+        columns = (frees.process, frees.request, frees.page)
+        for row, key in enumerate(zip(*(c.tolist() for c in columns), strict=True)):
+            found.setdefault(key, []).append(row)
+        return found
+
+    def allocs_of_page(self, process: int, page: int) -> list[int]:
+        """Rows of :attr:`allocs` that gave out ``page``, in that process's sequence."""
+        return self._allocs_of_page.get((process, page), [])
+
+    def alloc_row(self, process: int, request: int, page: int) -> int | None:
+        """The allocation that gave ``page`` to ``request``; None where none was seen."""
+        for row in reversed(self.allocs_of_page(process, page)):
+            if int(self.allocs.request[row]) == request:
+                return row
+        return None
+
+    def free_row(self, process: int, request: int, page: int) -> int | None:
+        """The free that took ``page`` from ``request``; None where none was seen."""
+        rows = self._free_of.get((process, request, page), [])
+        return rows[-1] if rows else None
+
+    @cached_property
+    def freed_seq(self) -> dict[tuple[int, int], int]:
+        """(process, request) -> sequence number of its first free: what runs later is an overshoot step."""
+        found: dict[tuple[int, int], int] = {}
+        columns = (self.frees.process, self.frees.request, self.frees.seq)
+        for process, request, seq in zip(*(c.tolist() for c in columns), strict=True):
+            found[(process, request)] = min(seq, found.get((process, request), seq))
+        return found
+
+    def owners_at(self, process: int, page: int, seq: int) -> list[int]:
+        """Requests that held ``page`` when the process had reached ``seq`` (host order of one process)."""
+        holders = []
+        for row in self.allocs_of_page(process, page):
+            if int(self.allocs.seq[row]) >= seq:
+                continue
+            request = int(self.allocs.request[row])
+            freed = self.free_row(process, request, page)
+            if freed is None or int(self.frees.seq[freed]) >= seq:
+                holders.append(request)
+        return holders
+
+    def phases(self, phase: str) -> dict[tuple[int, int], int]:
+        """(process, request) -> row of the request table where it reached ``phase``."""
+        table = self.trace.table("request")
+        numbers = self.request_column("request")
+        chosen = np.flatnonzero(table["phase"] == phase)
+        return {(int(table["process"][row]), int(numbers[row])): int(row) for row in chosen}
+
+    def moment(self, table: str, row: int) -> Moment:
+        """The interval of record ``row`` of ``table``."""
+        return moment(self.trace.table(table), row)
+
+    def cell(self, request: I64, slot: I64, logical: I64) -> I64:
+        """Key of each (request, layer and buffer name, logical page); -1 where a part is unknown."""
+        key = (request * max(1, len(self.slots)) + slot) * MAX_LOGICAL + logical
+        return np.where((request >= 0) & (slot >= 0) & (logical >= 0), key, -1)
+
+
+def _buffers(trace: Trace) -> list[BufferInfo]:
+    table = trace.table("buffer")
+    found: list[BufferInfo] = []
+    for row in range(len(table)):
+        name = str(table["format"][row])
+        if name not in LAYOUTS:
+            continue  # a page format of a later version: its pages are not judged, and the judge says so
+        found.append(
+            BufferInfo(
+                number=len(found),
+                process=int(table["process"][row]),
+                buffer=int(table["buffer"][row]),
+                name=str(table["name"][row]),
+                layer=int(table["layer"][row]),
+                layout=LAYOUTS[name],
+                address=int(table["address"][row]),
+                pages=int(table["pages"][row]),
+                pitch=int(table["pitch"][row]),
+                item_length=int(table["item_length"][row]),
+                tokens_per_row=int(table["tokens_per_row"][row]),
+            )
+        )
+    return found
+
+
+def _requests(trace: Trace) -> tuple[list[tuple[int, int]], dict[tuple[int, int], int]]:
+    pairs: dict[tuple[int, int], int] = {}
+    for name in ("request", "alloc", "receive", "send", "snapshot", "read", "store"):
+        table = trace.table(name)
+        for pair in zip(table["room"].tolist(), table["attempt"].tolist(), strict=True):
+            if pair[0] >= 0 and pair not in pairs:
+                pairs[pair] = len(pairs)
+    if len(pairs) * max(1, len(trace.table("buffer"))) >= (1 << 62) // MAX_LOGICAL:
+        raise TraceError("more requests and buffers than can be told apart", "the tables", DAMAGED)
+    return list(pairs), pairs
+
+
+def _check_logical(logical: npt.NDArray[np.int64]) -> None:
+    if len(logical) and int(logical.max()) >= MAX_LOGICAL:
+        raise TraceError(f"logical page {int(logical.max())} is beyond {MAX_LOGICAL - 1}", "the tables", DAMAGED)

@@ -1,0 +1,185 @@
+"""Stores and reads done again with Triton: the project's own kernels on a sample, the user's kernels where asked.
+
+The only part of a replay that imports torch. On a machine without a GPU the kernels run on Triton's interpreter, which
+takes milliseconds a page: hence the sample, whose size is in the verdict's scope.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from replay.classify import kernel_numerics, wrong_store_bytes
+from replay.classify.base import Evidence
+from replay.findings import PageEvidence, group
+from replay.kernels.reference import check_store, logits_reference, wrong_logits
+from replay.timeline import Timeline
+from replay.verdict import Finding, NotJudged
+
+if TYPE_CHECKING:
+    import torch
+
+    from replay.judge import JudgeOptions
+    from replay.reexecute import ReadCase, Rung, StoreCase
+
+Progress = Callable[[str, int, int], None]
+
+
+def run(
+    timeline: Timeline,
+    evidence: Evidence,
+    stores: Rung,
+    reads: Rung,
+    options: JudgeOptions,
+    progress: Progress | None = None,
+) -> tuple[dict[str, Any], list[Finding], list[NotJudged]]:
+    """(what to add to the scope, findings about the user's kernels, what could not be judged)."""
+    from replay.kernels import launch
+
+    store_cases = [*stores.suspects, *stores.sample][: max(options.sample, 0) or None]
+    read_cases = [*reads.suspects, *reads.sample][: max(options.sample, 0) or None]
+    if options.exhaustive:
+        store_cases, read_cases = [*stores.suspects, *stores.sample], [*reads.suspects, *reads.sample]
+    try:
+        device = launch.prepare()
+    except RuntimeError as error:
+        return {"triton": {"device": "none"}}, [], [NotJudged("re-execution in Triton", str(error))]
+    unclear: list[NotJudged] = []
+    counts: dict[str, Any] = {"device": "GPU" if device == "cuda" else "interpreter"}
+    total = len(store_cases) + len(read_cases)
+    wrong_rows = 0
+    for number, case in enumerate(store_cases):
+        if progress is not None:
+            progress("Triton", number, total)
+        wrong_rows += _store_again(case, device)
+    counts["stores"] = len(store_cases)
+    for number, read in enumerate(read_cases):
+        if progress is not None:
+            progress("Triton", len(store_cases) + number, total)
+        wrong_rows += _read_again(read, device)
+    counts["reads"] = len(read_cases)
+    if wrong_rows:
+        unclear.append(
+            NotJudged("re-execution in Triton", f"{wrong_rows} rows disagree with the reference on this machine")
+        )
+    pages: list[PageEvidence] = []
+    if options.read_kernel is not None:
+        counts["read_kernel"] = options.read_kernel
+        for read in read_cases:
+            pages += _user_read(timeline, evidence, read, options, unclear)
+    if options.store_kernel is not None:
+        counts["store_kernel"] = options.store_kernel
+        for case in store_cases:
+            pages += _user_store(timeline, evidence, case, options, unclear)
+    return {"triton": counts}, group(timeline, pages), unclear
+
+
+def _tensor(array: npt.NDArray[Any], device: str) -> torch.Tensor:
+    """A tensor of its own: what was read from a trace may be a read-only view."""
+    import torch
+
+    return torch.from_numpy(array.copy()).to(device)
+
+
+def _store_again(case: StoreCase, device: str) -> int:
+    """Rows that the Triton store writes outside the reference's bound."""
+    import torch
+
+    from replay.kernels.store import store
+
+    inputs = case.inputs
+    cache = torch.zeros((1, case.layout.page_bytes), dtype=torch.uint8, device=device)
+    arrays = (case.rows, inputs.keys, inputs.rope, inputs.norm_weight)
+    store(case.layout, cache, *(_tensor(array, device) for array in arrays), inputs.epsilon)
+    page = cache.cpu().numpy()
+    check = check_store(
+        case.layout, inputs, case.layout.values(page)[0][case.rows], case.layout.scales(page)[0][case.rows]
+    )
+    return int((~check.reproduced).sum())
+
+
+def _read_again(case: ReadCase, device: str) -> int:
+    """Rows that the Triton read gives outside the reference's bound."""
+    import torch
+
+    from replay.kernels.read import read
+
+    logits, _ = read(
+        case.layout,
+        _tensor(case.pages, device),
+        torch.arange(len(case.pages), dtype=torch.int64, device=device)[None],
+        torch.tensor([case.rows], dtype=torch.int64, device=device),
+        _tensor(case.query, device)[None],
+        _tensor(case.weights, device)[None],
+        max(case.k, 1),
+    )
+    reference, bound = logits_reference(case.layout, case.pages, case.rows, case.query, case.weights)
+    return int(wrong_logits(logits[0, : case.rows].cpu().numpy(), reference, bound).sum())
+
+
+def _user_read(
+    timeline: Timeline, evidence: Evidence, case: ReadCase, options: JudgeOptions, unclear: list[NotJudged]
+) -> list[PageEvidence]:
+    from replay.kernels.userkernel import KernelFailure, run_read_kernel
+
+    spec = str(options.read_kernel)
+    try:
+        logits, _ = run_read_kernel(
+            spec,
+            case.layout.name,
+            case.pages,
+            np.arange(len(case.pages), dtype=np.int64)[None],
+            np.array([case.rows], np.int64),
+            case.query[None],
+            case.weights[None],
+            max(case.k, 1),
+            timeout=options.timeout,
+        )
+    except KernelFailure as error:
+        unclear.append(NotJudged(f"your read kernel {spec}", str(error)))
+        return []
+    mine = replace(case, logits=np.asarray(logits[0, : case.rows], np.float32), bracketed=True)
+    reference, bound = logits_reference(case.layout, case.pages, case.rows, case.query, case.weights)
+    wrong = wrong_logits(mine.logits, reference, bound)
+    if not wrong.any():
+        return []
+    found = kernel_numerics.explain(timeline, evidence, mine, reference, bound, wrong)
+    return [replace(page, rule=f"your kernel {spec}" + (f": {page.rule}" if page.rule else "")) for page in found]
+
+
+def _user_store(
+    timeline: Timeline, evidence: Evidence, case: StoreCase, options: JudgeOptions, unclear: list[NotJudged]
+) -> list[PageEvidence]:
+    from replay.kernels.userkernel import KernelFailure, run_store_kernel
+
+    spec, inputs = str(options.store_kernel), case.inputs
+    try:
+        pages = run_store_kernel(
+            spec,
+            case.layout.name,
+            np.zeros((1, case.layout.page_bytes), np.uint8),
+            case.rows,
+            inputs.keys,
+            inputs.rope,
+            inputs.norm_weight,
+            inputs.epsilon,
+            timeout=options.timeout,
+        )
+    except KernelFailure as error:
+        unclear.append(NotJudged(f"your store kernel {spec}", str(error)))
+        return []
+    mine = replace(case, data=np.asarray(pages[0], np.uint8))
+    check = check_store(
+        case.layout,
+        inputs,
+        case.layout.values(pages)[0][case.rows],
+        case.layout.scales(pages)[0][case.rows],
+    )
+    if check.reproduced.all():
+        return []
+    found = wrong_store_bytes.explain(timeline, evidence, mine, check)
+    return [replace(found, rule=f"your kernel {spec}" + (f": {found.rule}" if found.rule else ""))]
