@@ -1,0 +1,437 @@
+"""The decode engine: announces pages, waits for their data, reads them step by step, appends a row every fourth token.
+
+Threads: the scheduler owns the allocator, the batch and the step buffers; the stream runs the steps; the transport's thread
+lets the library receive; two threads listen to the router and to prefill. The scheduler works one step ahead: it fills and
+launches step N + 1 while the stream runs step N.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from capture_hooks.events import F32, I32, I64
+from replay.lab import model
+from replay.lab.audit import Audit, row_hashes
+from replay.lab.barriers import Barriers
+from replay.lab.config import LabConfig, pages_for, rows_for
+from replay.lab.control import Channel, Message
+from replay.lab.faults import policy
+from replay.lab.pool import DUMMY_PAGE, PageAllocator, PagedPool, ReadBatch, StoreBatch
+from replay.lab.stream import Stream
+from replay.lab.transport import Transport
+
+
+@dataclass(eq=False, slots=True)
+class Sequence:
+    """One request on the decode side."""
+
+    room: int
+    attempt: int
+    tokens: int
+    new_tokens: int
+    pages: I64 = field(default_factory=lambda: np.empty(0, np.int64))
+    state: str = "waiting"  #: waiting, announced, aborting, running, over
+    produced: int = 0  #: tokens whose step was launched
+    last_step: int = 0  #: last step that was launched with it
+    outcome: str = ""
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """(room, attempt)."""
+        return self.room, self.attempt
+
+    @property
+    def prompt_pages(self) -> I64:
+        """The pages that prefill fills."""
+        return self.pages[: pages_for(self.tokens)]
+
+    @property
+    def prompt_rows(self) -> int:
+        """Complete rows of the prompt."""
+        return rows_for(self.tokens)
+
+
+@dataclass(eq=False, slots=True)
+class Step:
+    """One decode step as it was launched. ``table`` is a view of a step buffer, the rest belongs to the step."""
+
+    number: int
+    sequences: tuple[Sequence, ...]
+    tokens: I64  #: length of each request, with this step's token
+    table: I64
+
+    @property
+    def rows(self) -> I64:
+        """Length of each request in rows."""
+        return self.tokens // 4
+
+
+class DecodeEngine:
+    """Everything of the decode side in one round."""
+
+    role = "decode"
+
+    def __init__(self, config: LabConfig, transport: str, router: Channel) -> None:
+        self.config = config
+        self.layout = config.layout
+        self.policy = policy(config.fault, self.layout)
+        self.barriers = Barriers(config.flags, config.rules)
+        self.audit = Audit(config.audit, self.role)
+        self.pool = PagedPool(
+            self.layout, config.layers, config.decode_pages, self.policy, config.triton_pages
+        )
+        self.allocator = PageAllocator(config.decode_pages, config.free_list)
+        self.transport = self._transport(transport)
+        self.transport.expecting = lambda: bool(self._awaited)
+        self.error = ""
+        self._router = router
+        self._peer: Channel
+        self._sequences: dict[tuple[int, int], Sequence] = {}
+        self._waiting: deque[Sequence] = deque()
+        self._arrived: deque[Sequence] = deque()
+        self._batch: list[Sequence] = []
+        self._leaving: list[Sequence] = []  # out of the batch, their last step may still run
+        self._awaited: set[tuple[int, int]] = set()  # data or an acknowledgement is to come
+        longest = max(pages_for(job.tokens + job.new_tokens) for job in config.clients())
+        self._buffers = [
+            np.full((len(config.clients()), longest), DUMMY_PAGE, np.int64)
+            for _ in range(self.policy.table_buffers)
+        ]
+        self._inbox: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
+        self._steps = 0
+        self._flying = 0
+        self._stop = threading.Event()
+
+    def _transport(self, kind: str) -> Transport:
+        from replay.lab.transport import create
+
+        return create(kind, self.role, self.pool.memory, self.config.window, self.barriers)
+
+    # -- life of the round ---------------------------------------------------------------------------------------
+
+    def connect(self, peer: Channel) -> None:
+        """Exchange addresses with prefill and start the threads."""
+        self._peer = peer
+        peer.expect("hello")
+        peer.send("hello", transport=self.transport.describe(), item_length=self.pool.item_length())
+        self.transport.start_receiver()
+        self.stream = Stream("decode-stream", self.fail)
+        self._thread = threading.Thread(target=self._guarded, name="decode-scheduler", daemon=True)
+        self._thread.start()
+        peer.serve(self.hear, "decode-peer")
+
+    def submit(self, room: int, attempt: int, tokens: int, new_tokens: int) -> None:
+        """A request from the router (any thread)."""
+        self._inbox.put(("submit", Sequence(room, attempt, tokens, new_tokens)))
+
+    def cancel(self, room: int, attempt: int) -> None:
+        """The client went away (any thread)."""
+        self._inbox.put(("cancel", (room, attempt)))
+
+    def hear(self, message: Message) -> None:
+        """A message from prefill (runs on the peer thread)."""
+        self._inbox.put((message["kind"], message))
+
+    def finish(self) -> dict[str, Any]:
+        """Wait until nothing is to come any more, end the threads, and tell what was done."""
+        end = time.monotonic() + self.config.timeout_s
+        while (self._sequences or self._awaited) and not self.error and time.monotonic() < end:
+            time.sleep(0.005)
+        left = sorted(room for room, _ in self._sequences)
+        self._stop.set()
+        self._inbox.put(("stop", None))
+        self._thread.join(timeout=10)
+        self.stream.close()
+        self.audit.write()
+        return {"error": self.error, "left": left, "steps": self._steps}
+
+    def close(self) -> None:
+        """Take the transport down, once the sender is gone."""
+        self.transport.close()
+
+    def fail(self, error: BaseException) -> None:
+        """Remember the first error of any thread; the round ends with it."""
+        if not self.error:
+            self.error = f"{type(error).__name__}: {error}"
+        self._stop.set()
+        self._router.send("error", error=self.error)
+
+    def _guarded(self) -> None:
+        try:
+            self._schedule()
+        except Exception as error:
+            self.fail(error)
+
+    # -- scheduler -----------------------------------------------------------------------------------------------
+
+    def _schedule(self) -> None:
+        while not self._stop.is_set():
+            ready = self._flying < 2 and bool(self._batch or self._arrived)
+            for kind, body in self._messages(block=not ready):
+                self.handle(kind, body)
+            self._admit()
+            if self._flying < 2 and (self._batch or self._arrived):
+                step = self.prepare()
+                if step is not None:
+                    self.launch(step)
+
+    def _messages(self, block: bool) -> list[tuple[str, Any]]:
+        found = []
+        try:
+            found.append(self._inbox.get(block=block, timeout=0.2 if block else None))
+            while True:
+                found.append(self._inbox.get_nowait())
+        except queue.Empty:
+            return found
+
+    def handle(self, kind: str, body: Any) -> None:
+        """One message in the scheduler's inbox."""
+        if kind == "submit":
+            self.start(body)
+        elif kind == "cancel":
+            sequence = self._sequences.get(body)
+            if sequence is not None:
+                self.abort(sequence)
+        elif kind == "status":
+            sequence = self._sequences.get((body["room"], body["attempt"]))
+            if sequence is not None and sequence.state == "announced":
+                self.told(sequence, bool(body["ok"]))
+        elif kind == "ack":
+            self.acknowledged(body["room"], body["attempt"])
+        elif kind == "step":
+            self.processed(body)
+
+    def start(self, sequence: Sequence) -> None:
+        """A request begins to wait for pages."""
+        self._sequences[sequence.key] = sequence
+        self._waiting.append(sequence)
+
+    def _admit(self) -> None:
+        while self._waiting:
+            sequence = self._waiting[0]
+            if sequence.state != "waiting":
+                self._waiting.popleft()
+                continue
+            count = pages_for(sequence.tokens + sequence.new_tokens)
+            pages = self.allocator.alloc(sequence.room, sequence.attempt, count)
+            if pages is None:
+                return
+            sequence.pages = pages
+            self._waiting.popleft()
+            self.announce(sequence)
+
+    def announce(self, sequence: Sequence) -> None:
+        """Tell prefill where the prompt's pages are to go."""
+        sequence.state = "announced"
+        self._awaited.add(sequence.key)
+        pages = sequence.prompt_pages.tolist()
+        self._peer.send("announce", room=sequence.room, attempt=sequence.attempt, pages=pages)
+
+    def told(self, sequence: Sequence, ok: bool) -> None:
+        """Prefill says that the data is there, or that it never will be."""
+        self._awaited.discard(sequence.key)
+        if not ok:
+            sequence.outcome = "fail"
+            self.release(sequence, "fail")
+            return
+        self.arrived(sequence)
+        self.barriers.at("decode.arrived", sequence.room)
+        sequence.state = "running"
+        self._arrived.append(sequence)
+
+    def arrived(self, sequence: Sequence) -> None:
+        """The request may be read from now on."""
+        self._audit_rows("arrived", sequence)
+
+    def abort(self, sequence: Sequence) -> None:
+        """The client is gone."""
+        if sequence.state in ("aborting", "over"):
+            return
+        sequence.outcome = "abort"
+        before, sequence.state = sequence.state, "aborting"
+        if before == "waiting":
+            self.tell_abort(sequence)
+            self.release(sequence, "abort")
+        elif before == "announced":
+            self.tell_abort(sequence)
+            if self.policy.free_on_abort == "at-once":
+                self.release(sequence, "abort")
+        elif sequence in self._arrived:
+            self._arrived.remove(sequence)
+            self.release(sequence, "abort")
+        # A running one leaves the batch when the next step is prepared.
+
+    def tell_abort(self, sequence: Sequence) -> None:
+        """Ask prefill to stop, and to acknowledge once no write is in flight."""
+        self._awaited.add(sequence.key)
+        self._peer.send("abort", room=sequence.room, attempt=sequence.attempt)
+
+    def acknowledged(self, room: int, attempt: int) -> None:
+        """Prefill has no write of the request in flight any more."""
+        self._awaited.discard((room, attempt))
+        sequence = self._sequences.get((room, attempt))
+        if sequence is not None and sequence.state == "aborting":
+            self.release(sequence, "abort")
+
+    def release(self, sequence: Sequence, reason: str) -> None:
+        """Give the pages back and tell the router."""
+        sequence.state = "over"
+        if len(sequence.pages):
+            self.allocator.free(sequence.room, sequence.attempt, sequence.pages, reason)
+        self._sequences.pop(sequence.key, None)
+        self.barriers.at("decode.over", sequence.room)
+        self._router.send("done", room=sequence.room, attempt=sequence.attempt, outcome=sequence.outcome)
+
+    # -- steps ---------------------------------------------------------------------------------------------------
+
+    def prepare(self) -> Step | None:
+        """Compose the next step and fill its buffer."""
+        batch = self._batch
+        for i in range(len(batch) - 1, -1, -1):
+            sequence = batch[i]
+            if sequence.produced < sequence.new_tokens and sequence.state == "running":
+                continue
+            # The last one moves into the hole, so that the others keep their place.
+            batch[i] = batch[-1]
+            batch.pop()
+            if sequence.last_step <= self._steps - self._flying:
+                self.leave(sequence)
+            else:
+                self._leaving.append(sequence)
+        batch.extend(self._arrived)
+        self._arrived.clear()
+        if not batch:
+            return None
+        self._steps += 1
+        for sequence in batch:
+            sequence.produced += 1
+            sequence.last_step = self._steps
+        tokens = np.array([s.tokens + s.produced for s in batch], np.int64)
+        table = self._buffers[self._steps % len(self._buffers)][: len(batch)]
+        self.fill(table, batch)
+        step = Step(self._steps, tuple(batch), tokens, table)
+        for sequence in self._leaving:
+            self.barriers.at("step.left", sequence.room)
+        return step
+
+    def fill(self, table: I64, batch: list[Sequence]) -> None:
+        """Write the batch's block tables into a step buffer."""
+        for row, sequence in zip(table, batch, strict=True):
+            row[: len(sequence.pages)] = sequence.pages
+            row[len(sequence.pages) :] = DUMMY_PAGE
+
+    def launch(self, step: Step) -> None:
+        """Put the step on the stream."""
+        self._flying += 1
+        self.stream.launch(lambda: self.run(step))
+
+    def run(self, step: Step) -> None:
+        """One step (runs on the stream)."""
+        for layer in range(self.config.layers):
+            for store in self._appended(step, layer):
+                self.append(store)
+            self._barrier(step, layer)
+            self.read(step, self._read_batch(step, layer))
+        for sequence, tokens in zip(step.sequences, step.tokens.tolist(), strict=True):
+            if tokens == sequence.tokens + 1:
+                self._audit_rows("read", sequence)
+        self.hand_back(step)
+
+    def hand_back(self, step: Step) -> None:
+        """Give the finished step to the scheduler."""
+        self._inbox.put(("step", step))
+
+    def _appended(self, step: Step, layer: int) -> list[StoreBatch]:
+        """The rows that this step completes: one for every request at a multiple of four tokens."""
+        stores = []
+        for sequence, tokens in zip(step.sequences, step.tokens.tolist(), strict=True):
+            if tokens % 4:
+                continue
+            row = np.array([tokens // 4 - 1], np.int64)
+            page = sequence.pages[row // self.layout.rows]
+            slots = page * self.layout.rows + row % self.layout.rows
+            keys = model.keys(self.config.seed, sequence.room, layer, row)
+            stores.append(
+                StoreBatch(
+                    sequence.room, sequence.attempt, layer, step.number, slots, model.position(row), row, keys
+                )
+            )
+        return stores
+
+    def append(self, batch: StoreBatch) -> None:
+        """Store one appended row."""
+        self.pool.store(batch)
+
+    def _read_batch(self, step: Step, layer: int) -> ReadBatch:
+        rooms = np.array([s.room for s in step.sequences], np.int64)
+        query, weights = model.queries(self.config.seed, rooms, layer, step.tokens, self.config.heads)
+        keys = tuple(s.key for s in step.sequences)
+        width = int(-(-step.rows.max() // self.layout.rows))
+        table = step.table[:, :width]
+        return ReadBatch(layer, step.number, keys, table, step.rows, query, weights, self.config.top_k)
+
+    def read(self, step: Step, batch: ReadBatch) -> tuple[F32, I32, str]:
+        """One launch of the read kernel."""
+        before = batch.table.copy() if self.audit.on else batch.table
+        result = self.pool.read(batch)
+        if self.audit.on:
+            self._audit_tables(step, batch, before)
+        return result
+
+    def processed(self, step: Step) -> None:
+        """A step is over: free what had its last step."""
+        self._flying -= 1
+        for sequence in [s for s in self._leaving if s.last_step <= step.number]:
+            self._leaving.remove(sequence)
+            self.leave(sequence)
+
+    def leave(self, sequence: Sequence) -> None:
+        """No step uses the request any more."""
+        if sequence.outcome != "abort":
+            sequence.outcome = "finish"
+            self._audit_rows("end", sequence)
+        self.release(sequence, sequence.outcome)
+
+    # -- tests and truth -----------------------------------------------------------------------------------------
+
+    def _barrier(self, step: Step, layer: int) -> None:
+        if not self.config.flags:
+            return
+        for sequence, tokens in zip(step.sequences, step.tokens.tolist(), strict=True):
+            if tokens == sequence.tokens + 1:
+                self.barriers.at("read.first", sequence.room, layer)
+            if tokens == sequence.tokens + sequence.new_tokens:
+                self.barriers.at("read.last", sequence.room, layer)
+
+    def _audit_rows(self, moment: str, sequence: Sequence) -> None:
+        if self.audit.on:
+            pages, rows = sequence.prompt_pages, sequence.prompt_rows
+            hashes = row_hashes(self.layout, self.pool.memory, pages, rows)
+            self.audit.rows(moment, sequence.room, sequence.attempt, 0, hashes)
+
+    def _audit_tables(self, step: Step, batch: ReadBatch, before: I64) -> None:
+        """Note requests that this launch read through entries which are not theirs."""
+        for i, sequence in enumerate(step.sequences):
+            count = -(-int(batch.rows[i]) // self.layout.rows)
+            if not np.array_equal(before[i, :count], sequence.pages[:count]):
+                self.audit.note("table", sequence.room, batch.layer, step.number)
+            if self.policy.read == "tiled":
+                self.audit.note("kernel", sequence.room)
+
+
+def main() -> int:
+    """Run one decode process; the runner starts it."""
+    from replay.lab.process import run
+
+    return run("decode")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,102 @@
+"""The faults that the lab can run with, each as a policy that a real engine could have.
+
+A fault is a constant, a missing wait or an early step on the engine's ordinary code path. Nothing is corrupted
+afterwards, nothing reads the load, and the engine, its options and its events never say which policy is on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from capture_hooks.layouts import Layout
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """How the engine does what can be done wrongly. The defaults are right."""
+
+    item_length: int | None = None  #: bytes a page that descriptors use; ``None`` = the pool's own
+    await_stores: bool = True  #: the sender waits for the chunk's forward event before it posts
+    tell: Literal["done", "posted"] = "done"  #: when the sender tells decode that all pages are there
+    free_on_abort: Literal["acknowledged", "at-once"] = "acknowledged"  #: when decode frees an aborted request
+    table_buffers: int = 2  #: step buffers for block tables
+    positions: Literal["sequence", "chunk"] = "sequence"  #: what RoPE positions of a chunk are relative to
+    read: Literal["plain", "tiled"] = "plain"  #: which of the two read kernels runs
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One entry of ``replay demo --list-faults``."""
+
+    kind: str
+    about: str
+    racy: bool  #: depends on timing
+    policy: Callable[[Layout], Policy]
+
+
+#: Item length that the sender has hard-coded, by the format that the pool really has.
+FOREIGN_ITEM = {"bf16": 8448, "fp8": 4352, "fp4": 4096}
+
+
+def _wrong_item_length(layout: Layout) -> Policy:
+    return replace(Policy(), item_length=FOREIGN_ITEM[layout.name])
+
+
+FAULTS: dict[str, Fault] = {
+    fault.kind: fault
+    for fault in (
+        Fault("none", "the engine as it should be", False, lambda _: Policy()),
+        Fault(
+            "wrong-item-length",
+            "the sender computes addresses and lengths with another format's bytes per page",
+            False,
+            _wrong_item_length,
+        ),
+        Fault(
+            "sent-before-written",
+            "the sender does not wait for the forward event of the chunk it sends",
+            True,
+            lambda _: Policy(await_stores=False),
+        ),
+        Fault(
+            "completion-early",
+            "the sender tells success when the last chunk is posted, not when it is done",
+            True,
+            lambda _: Policy(tell="posted"),
+        ),
+        Fault(
+            "late-foreign-write",
+            "decode frees an aborted request's pages without waiting for the acknowledgement",
+            True,
+            lambda _: Policy(free_on_abort="at-once"),
+        ),
+        Fault(
+            "torn-block-table",
+            "one block-table buffer serves all steps: it is refilled while the last read still uses it",
+            True,
+            lambda _: Policy(table_buffers=1),
+        ),
+        Fault(
+            "wrong-store-bytes",
+            "a continued chunk is stored with positions counted from the chunk's own start",
+            False,
+            lambda _: Policy(positions="chunk"),
+        ),
+        Fault(
+            "kernel-numerics",
+            "the tiled read kernel uses one scale for all rows of a tile (bf16: drops the last heads)",
+            False,
+            lambda _: Policy(read="tiled"),
+        ),
+    )
+}
+
+
+def policy(kind: str, layout: Layout) -> Policy:
+    """The policy of the fault ``kind`` for pages of ``layout``; ``ValueError`` names the known kinds otherwise."""
+    try:
+        return FAULTS[kind].policy(layout)
+    except KeyError:
+        raise ValueError(f"unknown fault {kind!r}; known: {', '.join(FAULTS)}") from None

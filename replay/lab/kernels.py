@@ -1,0 +1,103 @@
+"""The kernels that the lab's engine calls: torch twins for the bulk, Triton on the interpreter for a sample.
+
+:func:`read_tiled` is a second read, written the way a hand-optimised kernel is: it works in tiles.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+
+import torch
+
+from capture_hooks.layouts import Layout
+from replay.kernels import twins
+
+#: Rows that one tile of the tiled read covers, and heads of one head tile.
+TILE_ROWS = 32
+TILE_HEADS = 3
+
+_interpreter = threading.Lock()  # concurrent launches on the interpreter give wrong results
+
+
+def prepare() -> None:
+    """Let Triton kernels run on the interpreter where there is no GPU; call before triton is imported."""
+    torch.set_num_threads(1)
+    if not torch.cuda.is_available():
+        os.environ.setdefault("TRITON_INTERPRET", "1")
+
+
+def store(
+    layout: Layout,
+    cache: torch.Tensor,
+    slots: torch.Tensor,
+    keys: torch.Tensor,
+    rope: torch.Tensor,
+    norm_weight: torch.Tensor,
+    epsilon: float,
+    engine: str,
+) -> None:
+    """Store rows into ``cache``; see ``replay.kernels.twins.store_torch``. ``engine`` is "torch" or "triton"."""
+    if engine == "triton":
+        from replay.kernels.store import store_triton
+
+        with _interpreter:
+            store_triton(layout, cache, slots, keys, rope, norm_weight, epsilon)
+        return
+    twins.store_torch(layout, cache, slots, keys, rope, norm_weight, epsilon)
+
+
+def read(
+    layout: Layout,
+    cache: torch.Tensor,
+    table: torch.Tensor,
+    rows: torch.Tensor,
+    query: torch.Tensor,
+    weights: torch.Tensor,
+    k: int,
+    engine: str,
+    tiled: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Logits and top-k; see ``replay.kernels.twins.read_torch``."""
+    if tiled:
+        return read_tiled(layout, cache, table, rows, query, weights, k)
+    if engine == "triton":
+        from replay.kernels.read import read_triton
+
+        with _interpreter:
+            return read_triton(layout, cache, table, rows, query, weights, k)
+    return twins.read_torch(layout, cache, table, rows, query, weights, k)
+
+
+def read_tiled(
+    layout: Layout,
+    cache: torch.Tensor,
+    table: torch.Tensor,
+    rows: torch.Tensor,
+    query: torch.Tensor,
+    weights: torch.Tensor,
+    k: int,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The read in tiles, one request at a time.
+
+    Its scale pointer is advanced once a tile where it has to be once a row, and without scales its head loop leaves
+    out the last, incomplete tile of heads.
+    """
+    longest = int(rows.max()) if len(rows) else 0
+    logits = torch.full((len(rows), longest), -torch.inf, dtype=torch.float32)
+    for i, length in enumerate(rows.tolist()):
+        pages = cache[table[i, : -(-length // layout.rows)], : layout.page_bytes]
+        heads = query.shape[1]
+        if layout.scale_bytes:
+            scales = pages[:, layout.scale_base :].unflatten(1, (layout.rows, layout.scale_bytes))
+            for start in range(TILE_ROWS, layout.rows, TILE_ROWS):
+                scales[:, start : start + TILE_ROWS] = scales[:, start : start + 1].clone()
+        else:
+            heads -= heads % TILE_HEADS
+        keys = twins.decode_torch(layout, pages).view(-1, layout.head_dim)[:length]
+        for h in range(0, heads, TILE_HEADS):
+            part = slice(h, min(h + TILE_HEADS, heads))
+            scores = torch.relu(query[i, part] @ keys.T)
+            tile = weights[i, part] @ scores
+            logits[i, :length] = tile if h == 0 else logits[i, :length] + tile
+    return logits, twins.top_k_torch(logits, rows, k)

@@ -1,0 +1,147 @@
+"""The paged cache of one side, and the allocator that hands its pages out."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from capture_hooks.events import F32, I32, I64, U8
+from capture_hooks.layouts import Layout
+from replay.lab import kernels, model
+from replay.lab.faults import Policy
+
+#: Page 0 is never given to a request: block tables are padded with it.
+DUMMY_PAGE = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StoreBatch:
+    """Rows of one request that one store writes in one layer."""
+
+    room: int
+    attempt: int
+    layer: int
+    step: int
+    slots: I64  #: physical slot of each row
+    positions: I64  #: token position that the kernel rotates by
+    logical_rows: I64  #: index of each row within the request
+    keys: F32  #: float32[n, 128]
+
+
+@dataclass(frozen=True, slots=True)
+class ReadBatch:
+    """One launch of the read: one query row of each running request in one layer."""
+
+    layer: int
+    step: int
+    rooms: tuple[tuple[int, int], ...]  #: (room, attempt) of each row of the batch
+    table: I64  #: int64[batch, pages]: the step buffer itself, as a kernel gets it
+    rows: I64  #: int64[batch]: length of each in rows
+    query: F32  #: float32[batch, heads, 128]
+    weights: F32  #: float32[batch, heads]
+    k: int
+
+
+class PagedPool:
+    """``layers`` layers of ``pages`` pages each, in one block of host memory.
+
+    Raises:
+        ValueError: a slot or page outside the pool (checked before any kernel gets it).
+    """
+
+    def __init__(self, layout: Layout, layers: int, pages: int, policy: Policy, triton_pages: int = 0) -> None:
+        self.layout = layout
+        self.layers = layers
+        self.pages = pages
+        self.pitch = layout.page_bytes
+        self.memory: U8 = np.zeros((layers, pages, self.pitch), np.uint8)
+        self._caches = [torch.from_numpy(self.memory[layer]) for layer in range(layers)]
+        self._policy = policy
+        self._triton_left = triton_pages
+        self._norm_weight = torch.from_numpy(model.norm_weight())
+
+    def address(self, layer: int) -> int:
+        """Address of the first byte of ``layer``."""
+        return int(self.memory[layer].ctypes.data)
+
+    def item_length(self) -> int:
+        """Bytes of one page that a transfer has to move."""
+        return self.layout.page_bytes
+
+    def store(self, batch: StoreBatch) -> str:
+        """Write the rows of ``batch``; returns the name of the kernel that did it."""
+        limit = self.pages * self.layout.rows
+        if len(batch.slots) and (batch.slots.min() < self.layout.rows or batch.slots.max() >= limit):
+            raise ValueError("slot outside the pool, or in the dummy page")
+        engine = self._engine(-(-len(batch.slots) // self.layout.rows))
+        kernels.store(
+            self.layout,
+            self._caches[batch.layer],
+            torch.from_numpy(batch.slots),
+            torch.from_numpy(batch.keys),
+            torch.from_numpy(model.rope(batch.positions)),
+            self._norm_weight,
+            model.EPSILON,
+            engine=engine,
+        )
+        return engine
+
+    def read(self, batch: ReadBatch) -> tuple[F32, I32, str]:
+        """Logits ``float32[batch, rows]`` (-inf past each length), top-k ``int32[batch, k]``, kernel name."""
+        if batch.table.min() < 0 or batch.table.max() >= self.pages:
+            raise ValueError("block table names a page outside the pool")
+        engine = self._engine(int(sum(-(-batch.rows // self.layout.rows))))
+        logits, top_k = kernels.read(
+            self.layout,
+            self._caches[batch.layer],
+            torch.from_numpy(batch.table),
+            torch.from_numpy(batch.rows),
+            torch.from_numpy(batch.query),
+            torch.from_numpy(batch.weights),
+            batch.k,
+            engine=engine,
+            tiled=self._policy.read == "tiled",
+        )
+        return logits.numpy(), top_k.numpy(), engine
+
+    def _engine(self, pages: int) -> str:
+        """Which kernel does the next ``pages`` pages: the interpreter has a budget, torch does the bulk."""
+        if self._triton_left < pages or pages == 0 or self._policy.read == "tiled":
+            return "torch"
+        self._triton_left -= pages
+        return "triton"
+
+
+class PageAllocator:
+    """Free list of one pool. Not thread-safe: one scheduler owns it."""
+
+    def __init__(self, pages: int, order: str = "lifo") -> None:
+        self._free = deque(range(DUMMY_PAGE + 1, pages))
+        self._lifo = order == "lifo"
+        self._held: dict[int, tuple[int, int]] = {}
+
+    @property
+    def available(self) -> int:
+        """Pages that can be handed out."""
+        return len(self._free)
+
+    def alloc(self, room: int, attempt: int, count: int) -> I64 | None:
+        """``count`` pages for a request, in logical order; ``None`` where there are too few."""
+        if count > len(self._free):
+            return None
+        take = self._free.pop if self._lifo else self._free.popleft
+        pages = [take() for _ in range(count)]
+        for page in pages:
+            self._held[page] = (room, attempt)
+        return np.array(pages, np.int64)
+
+    def free(self, room: int, attempt: int, pages: I64, reason: str) -> None:
+        """Give ``pages`` back. A page that the request does not hold is a programming error."""
+        for page in pages.tolist():
+            if self._held.pop(page, None) != (room, attempt):
+                raise RuntimeError(f"page {page} is not held by room {room} ({reason})")
+        # The last page comes off first, so that a LIFO list hands a request's pages out in the same order.
+        self._free.extend(reversed(pages.tolist()))

@@ -1,0 +1,480 @@
+"""The prefill engine: chunked prefill on a stream, sender threads, one-sided writes into the decode pool.
+
+Threads: the scheduler owns the allocator and launches forward batches; the stream runs them; sender threads post the chunks of
+a request in order, always the same thread for a request; the transport's thread owns the wire; one thread listens to
+decode. A request's chunks wait ("parked") until decode has announced its destination pages.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from capture_hooks.events import I64, U64
+from replay.lab import model
+from replay.lab.audit import Audit, row_hashes
+from replay.lab.barriers import Barriers
+from replay.lab.config import PAGE_TOKENS, LabConfig, pages_for, rows_for
+from replay.lab.control import Channel, Message
+from replay.lab.faults import policy
+from replay.lab.pool import PageAllocator, PagedPool, StoreBatch
+from replay.lab.stream import Event, Stream
+from replay.lab.transport import Slice, Transfer, Transport
+
+
+@dataclass(eq=False, slots=True)
+class Sequence:
+    """One request on the prefill side."""
+
+    room: int
+    attempt: int
+    tokens: int
+    pages: I64 = field(default_factory=lambda: np.empty(0, np.int64))
+    launched: int = 0  #: tokens whose stores are on the stream
+    chunks: list[Chunk] = field(default_factory=list)
+    destination: I64 | None = None
+    parked: list[Chunk] = field(default_factory=list)
+    in_hand: int = 0  #: chunks that a sender has taken up and not finished
+    aborted: bool = False
+    acknowledged: bool = False
+    failed: bool = False
+    leaving: bool = False
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """(room, attempt)."""
+        return self.room, self.attempt
+
+
+@dataclass(eq=False, slots=True)
+class Chunk:
+    """A piece of a prompt: whole pages, except at the prompt's end."""
+
+    sequence: Sequence
+    index: int
+    first_token: int
+    tokens: int
+    last: bool
+    event: Event | None = None
+
+    @property
+    def logical(self) -> int:
+        """First logical page."""
+        return self.first_token // PAGE_TOKENS
+
+    @property
+    def pages(self) -> I64:
+        """Source pages."""
+        return self.sequence.pages[self.logical : self.logical + pages_for(self.tokens)]
+
+    @property
+    def rows(self) -> int:
+        """Complete rows of the chunk."""
+        return rows_for(self.tokens)
+
+
+class PrefillEngine:
+    """Everything of the prefill side in one round."""
+
+    role = "prefill"
+
+    def __init__(self, config: LabConfig, transport: str) -> None:
+        self.config = config
+        self.layout = config.layout
+        self.policy = policy(config.fault, self.layout)
+        self.barriers = Barriers(config.flags, config.rules)
+        self.audit = Audit(config.audit, self.role)
+        self.pool = PagedPool(
+            self.layout, config.layers, config.prefill_pages, self.policy, config.triton_pages
+        )
+        self.allocator = PageAllocator(config.prefill_pages, config.free_list)
+        self.transport = self._transport(transport)
+        self.error = ""
+        self._lock = threading.Lock()
+        self._sequences: dict[tuple[int, int], Sequence] = {}
+        self._left: set[tuple[int, int]] = set()
+        self._announced: dict[tuple[int, int], I64] = {}  # before the request itself came
+        self._dropped: set[tuple[int, int]] = set()  # aborted before the request itself came
+        self._waiting: deque[Sequence] = deque()
+        self._running: deque[Sequence] = deque()
+        self._retiring: list[Sequence] = []
+        self._launches: deque[Event] = deque()
+        self._inbox: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
+        self._queues: list[queue.SimpleQueue[Chunk | None]] = [
+            queue.SimpleQueue() for _ in range(config.senders)
+        ]
+        self._stop = threading.Event()
+        self._step = 0
+        self._peer: Channel
+        self._remote: list[int] = []
+        self._remote_item = 0
+        self._threads: list[threading.Thread] = []
+
+    def _transport(self, kind: str) -> Transport:
+        from replay.lab.transport import create
+
+        return create(kind, self.role, self.pool.memory, self.config.window, self.barriers)
+
+    # -- life of the round ---------------------------------------------------------------------------------------
+
+    def connect(self, peer: Channel) -> None:
+        """Exchange addresses with decode and start the threads."""
+        self._peer = peer
+        peer.send("hello", item_length=self.pool.item_length())
+        body = peer.expect("hello")
+        self.transport.connect(body["transport"])
+        self._remote = [int(address) for address in body["transport"]["addresses"]]
+        self._remote_item = int(body["item_length"])
+        self.transport.start_sender()
+        self.stream = Stream("prefill-stream", self.fail)
+        self._thread(self._schedule, "prefill-scheduler")
+        for box in self._queues:
+            self._thread(lambda box=box: self._sender(box), "prefill-sender")
+        peer.serve(self.hear, "prefill-peer")
+
+    def submit(self, room: int, attempt: int, tokens: int) -> None:
+        """A request from the router (any thread)."""
+        self._inbox.put(("submit", Sequence(room, attempt, tokens)))
+
+    def finish(self) -> dict[str, Any]:
+        """Wait until every request has left, end the threads, and tell what was done."""
+        end = time.monotonic() + self.config.timeout_s
+        while self._sequences and not self.error and time.monotonic() < end:
+            time.sleep(0.005)
+        left = sorted(room for room, _ in self._sequences)
+        self._stop.set()
+        self._inbox.put(("stop", None))
+        for box in self._queues:
+            box.put(None)
+        for thread in self._threads:
+            thread.join(timeout=10)
+        self.stream.close()
+        self.transport.close()
+        self.audit.write()
+        return {"error": self.error, "left": left, "batches": self._step}
+
+    def fail(self, error: BaseException) -> None:
+        """Remember the first error of any thread; the round ends with it."""
+        if not self.error:
+            self.error = f"{type(error).__name__}: {error}"
+        self._stop.set()
+
+    def _thread(self, target: Any, name: str) -> None:
+        def guarded() -> None:
+            try:
+                target()
+            except Exception as error:
+                self.fail(error)
+
+        thread = threading.Thread(target=guarded, name=name, daemon=True)
+        thread.start()
+        self._threads.append(thread)
+
+    # -- scheduler -----------------------------------------------------------------------------------------------
+
+    def _schedule(self) -> None:
+        while not self._stop.is_set():
+            busy = bool(self._running or (self._waiting and self._admissible()))
+            for kind, body in self._messages(block=not busy):
+                self.handle(kind, body)
+            self._admit()
+            batch = self._form_batch()
+            if batch:
+                self._launch(batch)
+            self._retire()
+
+    def _messages(self, block: bool) -> list[tuple[str, Any]]:
+        found = []
+        try:
+            timeout = 0.005 if self._retiring else 0.2
+            found.append(self._inbox.get(block=block, timeout=timeout if block else None))
+            while True:
+                found.append(self._inbox.get_nowait())
+        except queue.Empty:
+            return found
+
+    def handle(self, kind: str, body: Any) -> None:
+        """One message in the scheduler's inbox."""
+        if kind == "submit":
+            self.start(body)
+        elif kind in ("sent", "abort") and not body.leaving:
+            body.leaving = True
+            self._retiring.append(body)
+
+    def start(self, sequence: Sequence) -> None:
+        """A request begins to wait for pages."""
+        with self._lock:
+            if sequence.key in self._dropped:
+                self._left.add(sequence.key)
+                return
+            sequence.destination = self._announced.pop(sequence.key, None)
+            self._sequences[sequence.key] = sequence
+        self._waiting.append(sequence)
+
+    def _admissible(self) -> bool:
+        return self.allocator.available >= pages_for(self._waiting[0].tokens)
+
+    def _admit(self) -> None:
+        while self._waiting:
+            sequence = self._waiting[0]
+            if sequence.aborted:
+                self._waiting.popleft()
+                continue
+            pages = self.allocator.alloc(sequence.room, sequence.attempt, pages_for(sequence.tokens))
+            if pages is None:
+                return
+            sequence.pages = pages
+            self._running.append(self._waiting.popleft())
+
+    def _form_batch(self) -> list[Chunk]:
+        """One chunk each of as many running prompts as fit, in turn."""
+        batch: list[Chunk] = []
+        budget = self.config.batch_tokens
+        for _ in range(len(self._running)):
+            sequence = self._running.popleft()
+            if sequence.aborted:
+                continue
+            left = sequence.tokens - sequence.launched
+            size = min(left, self.config.chunk_tokens, budget)
+            if size < left:
+                size -= size % PAGE_TOKENS
+            if size == 0:
+                self._running.appendleft(sequence)
+                break
+            chunk = Chunk(sequence, len(sequence.chunks), sequence.launched, size, size == left)
+            sequence.launched += size
+            sequence.chunks.append(chunk)
+            batch.append(chunk)
+            budget -= size
+            if not chunk.last:
+                self._running.append(sequence)
+        return batch
+
+    def _launch(self, batch: list[Chunk]) -> None:
+        """Put the batch on the stream, then hand its chunks to the senders."""
+        while self._launches and (len(self._launches) >= self.config.launch_ahead or self._launches[0].query()):
+            self._launches.popleft().wait()
+        self._step += 1
+        step = self._step
+        event = self.stream.launch(lambda: self.forward(step, batch))
+        self._launches.append(event)
+        for chunk in batch:
+            chunk.event = event
+            self.hand_over(chunk)
+
+    def _retire(self) -> None:
+        """Free requests that have left, once nothing on the stream and no sender uses their pages."""
+        still = []
+        for sequence in self._retiring:
+            with self._lock:
+                busy = sequence.in_hand > 0
+            events = [chunk.event for chunk in sequence.chunks if chunk.event is not None]
+            if busy or not all(event.query() for event in events):
+                still.append(sequence)
+                continue
+            self.leave(sequence)
+        self._retiring = still
+
+    def leave(self, sequence: Sequence) -> None:
+        """The request is over on this side."""
+        if len(sequence.pages):
+            reason = "abort" if sequence.aborted else "finish"
+            self.allocator.free(sequence.room, sequence.attempt, sequence.pages, reason)
+        with self._lock:
+            self._sequences.pop(sequence.key, None)
+            self._left.add(sequence.key)
+
+    # -- stream --------------------------------------------------------------------------------------------------
+
+    def forward(self, step: int, batch: list[Chunk]) -> None:
+        """One forward batch: every layer stores the rows of every chunk."""
+        for layer in range(self.config.layers):
+            time.sleep(self.config.layer_ms / 1000)  # the rest of the layer runs on the device
+            for chunk in batch:
+                self.barriers.at("forward.layer", chunk.sequence.room, chunk.index, layer)
+                if chunk.rows:
+                    self.pool.store(self._store_batch(step, chunk, layer))
+        for chunk in batch:
+            self.stored(step, chunk)
+
+    def _store_batch(self, step: int, chunk: Chunk, layer: int) -> StoreBatch:
+        sequence = chunk.sequence
+        local = np.arange(chunk.rows, dtype=np.int64)
+        rows = local + rows_for(chunk.first_token)
+        slots = chunk.pages[local // self.layout.rows] * self.layout.rows + local % self.layout.rows
+        positions = model.position(local if self.policy.positions == "chunk" else rows)
+        keys = model.keys(self.config.seed, sequence.room, layer, rows)
+        return StoreBatch(sequence.room, sequence.attempt, layer, step, slots, positions, rows, keys)
+
+    def stored(self, step: int, chunk: Chunk) -> None:
+        """All layers of the chunk are written (runs on the stream, before its event)."""
+        if not self.audit.on:
+            return
+        sequence = chunk.sequence
+        hashes = row_hashes(self.layout, self.pool.memory, chunk.pages, chunk.rows)
+        self.audit.rows("stored", sequence.room, sequence.attempt, rows_for(chunk.first_token), hashes)
+        if self.policy.positions == "chunk" and chunk.first_token:
+            for i in range(pages_for(chunk.tokens)):
+                self.audit.note("position", sequence.room, chunk.logical + i)
+
+    # -- decode's messages ---------------------------------------------------------------------------------------
+
+    def hear(self, message: Message) -> None:
+        """A message from decode (runs on the peer thread)."""
+        if message["kind"] == "announce":
+            self.announced(message["room"], message["attempt"], np.array(message["pages"], np.int64))
+        elif message["kind"] == "abort":
+            self.abort(message["room"], message["attempt"])
+
+    def announced(self, room: int, attempt: int, pages: I64) -> None:
+        """Decode told the destination pages: parked chunks may go."""
+        key = room, attempt
+        with self._lock:
+            sequence = self._sequences.get(key)
+            if sequence is None:
+                if key not in self._dropped and key not in self._left:
+                    self._announced[key] = pages
+                return
+            sequence.destination = pages
+            for chunk in sequence.parked:  # under the lock: a request's chunks go out in order
+                self.enqueue(chunk)
+            sequence.parked.clear()
+
+    def abort(self, room: int, attempt: int) -> None:
+        """Decode gave the request up: drop what is not in a sender's hands, acknowledge once nothing is."""
+        key = room, attempt
+        with self._lock:
+            self._announced.pop(key, None)
+            sequence = self._sequences.get(key)
+            if sequence is not None:
+                sequence.aborted = True
+                sequence.parked.clear()
+            elif key not in self._left:
+                self._dropped.add(key)
+        if sequence is None:
+            self.acknowledge(room, attempt)
+            return
+        self._settle(sequence)
+        self._inbox.put(("abort", sequence))
+
+    def _settle(self, sequence: Sequence) -> None:
+        """Acknowledge an abort as soon as no sender has a chunk of the request."""
+        with self._lock:
+            ready = sequence.aborted and sequence.in_hand == 0 and not sequence.acknowledged
+            if ready:
+                sequence.acknowledged = True
+        if ready:
+            self.acknowledge(sequence.room, sequence.attempt)
+
+    def acknowledge(self, room: int, attempt: int) -> None:
+        """Tell decode that no write of the request is in flight, and none will be."""
+        self._tell("ack", room=room, attempt=attempt)
+
+    def tell_status(self, sequence: Sequence, ok: bool) -> None:
+        """Tell decode that all pages of the request are there (or that they never will be)."""
+        self._tell("status", room=sequence.room, attempt=sequence.attempt, ok=ok)
+
+    def _tell(self, kind: str, **body: Any) -> None:
+        try:
+            self._peer.send(kind, **body)
+        except OSError as error:
+            self.fail(error)
+
+    # -- senders -------------------------------------------------------------------------------------------------
+
+    def hand_over(self, chunk: Chunk) -> None:
+        """A launched chunk goes to its sender, or is parked until its destination is known."""
+        sequence = chunk.sequence
+        with self._lock:
+            if sequence.aborted:
+                return
+            if sequence.destination is None:
+                sequence.parked.append(chunk)
+            else:
+                self.enqueue(chunk)
+
+    def enqueue(self, chunk: Chunk) -> None:
+        """Give ``chunk`` to the sender thread of its request."""
+        self._queues[chunk.sequence.room % len(self._queues)].put(chunk)
+
+    def _sender(self, box: queue.SimpleQueue[Chunk | None]) -> None:
+        while (chunk := box.get()) is not None:
+            self.send(chunk)
+
+    def send(self, chunk: Chunk) -> None:
+        """Move one chunk (runs on a sender thread)."""
+        sequence = chunk.sequence
+        with self._lock:
+            if sequence.aborted or sequence.failed:
+                return
+            sequence.in_hand += 1
+        self.barriers.at("sender.taken", sequence.room, chunk.index)
+        assert chunk.event is not None
+        if self.policy.await_stores:
+            chunk.event.wait()
+        self.barriers.at("sender.post", sequence.room, chunk.index)
+        transfer = self._transfer(chunk)
+        self.transport.post(transfer)
+        if self.policy.tell == "posted" and chunk.last:
+            self.tell_status(sequence, True)
+        ok = transfer.wait(self.config.timeout_s)
+        self.barriers.at("sender.done", sequence.room, chunk.index)
+        self.sent(chunk, ok)
+
+    def sent(self, chunk: Chunk, ok: bool) -> None:
+        """The transfer of one chunk is over."""
+        sequence = chunk.sequence
+        with self._lock:
+            sequence.in_hand -= 1
+            aborted = sequence.aborted
+            sequence.failed = sequence.failed or not ok
+        if aborted:
+            self._settle(sequence)
+            return
+        if chunk.last or not ok:
+            if self.policy.tell == "done" or not ok:
+                self.tell_status(sequence, ok)
+            self._inbox.put(("sent", sequence))
+
+    def _transfer(self, chunk: Chunk) -> Transfer:
+        """Descriptors of one chunk: in each layer, page by page."""
+        sequence = chunk.sequence
+        assert sequence.destination is not None and chunk.event is not None
+        item = self.policy.item_length or self.pool.item_length()
+        source = chunk.pages
+        destination = sequence.destination[chunk.logical : chunk.logical + len(source)]
+        slices = tuple(
+            Slice(
+                layer,
+                layer,
+                _addresses(self.pool.address(layer), source, item),
+                _addresses(self._remote[layer], destination, item),
+                item,
+            )
+            for layer in range(self.config.layers)
+        )
+        return Transfer(
+            sequence.room, sequence.attempt, chunk.index, chunk.last, chunk.logical, source, destination, item,
+            chunk.event, slices,
+        )  # fmt: skip
+
+
+def _addresses(base: int, pages: I64, item: int) -> U64:
+    return np.uint64(base) + pages.astype(np.uint64) * np.uint64(item)
+
+
+def main() -> int:
+    """Run one prefill process; the runner starts it."""
+    from replay.lab.process import run
+
+    return run("prefill")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,230 @@
+"""How pages get from one process into the other's memory: the common part of both transports.
+
+A transport is one-sided, as RDMA is: the sender names addresses on both sides, the receiver only registers its memory and
+lets the library work. One thread owns the library; senders hand it transfers and wait for them. It keeps a bounded number
+of bytes in flight, so under load a transfer that was handed over may not be on the wire yet.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import queue
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from capture_hooks.events import I64, U8, U64
+from replay.lab.barriers import Barriers
+from replay.lab.stream import Event
+
+#: Pause between polls while something is in flight, and while nothing is.
+BUSY_NAP = 0.0004
+IDLE_NAP = 0.005
+
+
+class TransportError(Exception):
+    """The transport cannot be used, or the peer broke its protocol."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """One post: the pages of one chunk in one layer. All descriptors have the same length."""
+
+    index: int
+    layer: int
+    source: U64  #: uint64[n] addresses
+    destination: U64  #: uint64[n] addresses in the peer
+    length: int
+
+    @property
+    def size(self) -> int:
+        """Bytes to move."""
+        return len(self.source) * self.length
+
+
+@dataclass(eq=False, slots=True)
+class Transfer:
+    """One chunk on its way."""
+
+    room: int
+    attempt: int
+    chunk: int
+    last: bool
+    logical: int  #: first logical page
+    pages: I64  #: source pages
+    destination_pages: I64
+    item_length: int
+    written: Event  #: behind the stores of these pages
+    slices: tuple[Slice, ...]
+    over: threading.Event = field(default_factory=threading.Event)
+    error: str = ""
+    posted: int = 0  #: slices on the wire
+    left: int = 0  #: slices not yet done
+
+    def wait(self, timeout: float) -> bool:
+        """Block until the transfer is over; ``True`` where it succeeded."""
+        return self.over.wait(timeout) and not self.error
+
+
+class Transport(ABC):
+    """One end of the connection between the pools.
+
+    Args:
+        memory: ``uint8[layers, pages, pitch]``, registered as a whole.
+        window: bytes to keep in flight.
+    """
+
+    #: As it is told to people and to the trace.
+    name = ""
+
+    def __init__(self, role: str, memory: U8, window: int, barriers: Barriers) -> None:
+        self.role = role
+        self.memory = memory
+        self._window = window
+        self._barriers = barriers
+        self._inbox: queue.SimpleQueue[Transfer | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._stop = threading.Event()
+        #: Whether the receiver waits for data at the moment (it polls faster then).
+        self.expecting: Callable[[], bool] = lambda: False
+
+    @abstractmethod
+    def describe(self) -> dict[str, Any]:
+        """What the peer needs in order to connect, as JSON types."""
+
+    @abstractmethod
+    def connect(self, peer: dict[str, Any]) -> None:
+        """Connect the sender to the receiver described by ``peer``."""
+
+    @abstractmethod
+    def begin(self, transfer: Transfer, part: Slice) -> Any:
+        """Post one slice and return a handle."""
+
+    @abstractmethod
+    def poll(self, handle: Any) -> str:
+        """State of a post: "active", "done", or an error."""
+
+    @abstractmethod
+    def release(self, handle: Any) -> None:
+        """Give a handle back once its post is over."""
+
+    @abstractmethod
+    def progress(self) -> None:
+        """Let the library of the receiver do its work."""
+
+    def close(self) -> None:
+        """End the transport's thread."""
+        self._stop.set()
+        self._inbox.put(None)
+        if self._thread is not None:
+            self._thread.join(timeout=10)
+
+    def start_sender(self) -> None:
+        """Start the thread that posts."""
+        self._thread = threading.Thread(target=self._send_loop, name=f"{self.role}-wire", daemon=True)
+        self._thread.start()
+
+    def start_receiver(self) -> None:
+        """Start the thread that lets the library receive."""
+        self._thread = threading.Thread(target=self._receive_loop, name=f"{self.role}-wire", daemon=True)
+        self._thread.start()
+
+    def post(self, transfer: Transfer) -> None:
+        """Hand ``transfer`` over; returns at once."""
+        transfer.left = len(transfer.slices)
+        self._inbox.put(transfer)
+
+    def take(self, block: bool) -> Transfer | None:
+        """The next transfer that was handed over (runs on the transport's thread)."""
+        try:
+            return self._inbox.get(block=block)
+        except queue.Empty:
+            return None
+
+    def finish(self, transfer: Transfer, part: Slice, state: str) -> None:
+        """One slice is over (runs on the transport's thread)."""
+        transfer.left -= 1
+        if state != "done":
+            transfer.error = state
+        if transfer.left == 0:
+            self.complete(transfer)
+
+    def complete(self, transfer: Transfer) -> None:
+        """All slices are over: wake the sender."""
+        transfer.over.set()
+
+    def _receive_loop(self) -> None:
+        while not self._stop.is_set():
+            self.progress()
+            time.sleep(BUSY_NAP if self.expecting() else IDLE_NAP)
+
+    def _send_loop(self) -> None:
+        waiting: deque[Transfer] = deque()
+        flying: list[tuple[Transfer, Slice, Any]] = []
+        size = 0
+        while not self._stop.is_set():
+            while (new := self.take(block=not waiting and not flying)) is not None:
+                waiting.append(new)
+            moved = False
+            while waiting and (size < self._window or not flying):
+                transfer = waiting[0]
+                part = transfer.slices[transfer.posted]
+                self._barriers.at("wire.slice", transfer.room, transfer.chunk, part.index)
+                transfer.posted += 1
+                try:
+                    flying.append((transfer, part, self.begin(transfer, part)))
+                    size += part.size
+                except Exception as error:  # whatever the library raises is this transfer's error
+                    self.finish(transfer, part, f"{type(error).__name__}: {error}")
+                if transfer.posted == len(transfer.slices):
+                    waiting.popleft()
+                moved = True
+            still = []
+            for entry in flying:
+                state = self.poll(entry[2])
+                if state == "active":
+                    still.append(entry)
+                    continue
+                moved = True
+                size -= entry[1].size
+                self.release(entry[2])
+                self.finish(entry[0], entry[1], state)
+            flying = still
+            if not moved:
+                time.sleep(BUSY_NAP)
+
+
+def nixl_missing() -> str:
+    """Why NIXL cannot be used here; empty where it can."""
+    try:
+        found = importlib.util.find_spec("nixl")
+    except (ImportError, ValueError):
+        found = None
+    return "" if found is not None else "the package 'nixl' is not installed"
+
+
+def choose(wish: str) -> tuple[str, str]:
+    """(transport, note) for the wish "auto", "nixl" or "tcp"; the note says why it is not the first choice."""
+    if wish == "tcp":
+        return "tcp", ""
+    missing = nixl_missing()
+    if not missing:
+        return "nixl", ""
+    if wish == "nixl":
+        raise TransportError(f"NIXL was asked for, but {missing}")
+    return "tcp", f"{missing}: pages go over a plain TCP connection instead"
+
+
+def create(kind: str, role: str, memory: U8, window: int, barriers: Barriers) -> Transport:
+    """The transport ``kind`` ("nixl" or "tcp") for one side."""
+    if kind == "nixl":
+        from replay.lab.nixl_transport import NixlTransport
+
+        return NixlTransport(role, memory, window, barriers)
+    from replay.lab.tcp_transport import TcpTransport
+
+    return TcpTransport(role, memory, window, barriers)
