@@ -1,0 +1,246 @@
+"""Right behaviour that looks like a fault: none of it may be called one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from replay.verdict import Donor, Verdict
+from tests.scenarios import pattern
+from tests.scenarios.outcome import expect, expect_clean, page_finding, verdict_of
+from tests.scenarios.scene import Job, Scene
+
+KEEPS = pytest.mark.parametrize("keep", ["bytes", "digests"])
+
+
+def test_m1_rows_that_were_never_written_may_hold_anything(tmp_path: Path) -> None:
+    # Every page ends in rows of an earlier request, other ones on each side.
+    scene = Scene(tmp_path, layers=(0, 1))
+    scene.healthy(Job(7101, 4, 256, [21, 22, 23, 24], [5, 6, 7, 8]), finish=True)
+    scene.healthy(Job(7102, 5, 256, [25, 26, 27, 28], [8, 7, 6, 5]), finish=True)
+    scene.healthy(Job(7000, 0, 65, [21, 22], [5, 6]))
+    scene.healthy(Job(7001, 1, 1, [23], [7]))
+    expect_clean(verdict_of(scene))
+
+
+def test_m2_decode_appends_into_a_new_page_as_well(tmp_path: Path) -> None:
+    scene = Scene(tmp_path)
+    ours = scene.healthy(Job(7000, 0, 126, [21, 22], [5, 6, 7]))
+    for _ in range(5):
+        scene.append(ours)
+        scene.read(ours)
+    expect_clean(verdict_of(scene))
+
+
+def test_m2_a_snapshot_taken_later_may_show_appended_rows(tmp_path: Path) -> None:
+    scene = Scene(tmp_path)
+    ours = Job(7000, 0, 100, [21, 22], [5, 6])
+    scene.start(ours)
+    scene.announce(ours)
+    scene.store(ours, 0, 100)
+    scene.send(ours)
+    scene.arrive(ours)
+    scene.append(ours, 3)
+    scene.look("LT", ours)
+    scene.read(ours)
+    expect_clean(verdict_of(scene))
+
+
+def test_m3_reversed_and_reused_page_ids_are_right(tmp_path: Path) -> None:
+    scene = Scene(tmp_path)
+    for attempt, order in enumerate(([5, 6, 7], [7, 6, 5], [6, 7, 5])):
+        scene.healthy(Job(7000 + attempt, attempt, 192, [23, 22, 21], order), finish=True)
+    expect_clean(verdict_of(scene))
+
+
+def test_a_room_id_may_be_used_again(tmp_path: Path) -> None:
+    scene = Scene(tmp_path)
+    scene.healthy(Job(7000, 0, 128, [21, 22], [5, 6]), finish=True)
+    scene.healthy(Job(7000, 1, 128, [23, 24], [6, 5], attempt=1), finish=True)
+    expect_clean(verdict_of(scene))
+
+
+def torn_twin(scene: Scene) -> Verdict:
+    """q0's page 2 is torn as in S1; its pages 0 and 1 are also those of a request with the same prefix."""
+    twin = Job(7005, 5, 192, [31, 32, 33], [8, 9, 10], prefix_q=0, prefix_rows=128)
+    scene.earlier([21, 22, 23], [5, 6, 7])
+    scene.healthy(twin)
+    ours = Job(7000, 0, 192, [21, 22, 23], [5, 6, 7])
+    scene.start(ours)
+    scene.announce(ours)
+    scene.store(ours, 0, 192)
+    transfer = scene.post(ours)
+    scene.land(transfer, only=(0, 4096), pages=[7])
+    scene.done(transfer)
+    scene.arrive(ours)
+    scene.read(ours)
+    scene.land(transfer)
+    scene.look("LT", ours)
+    return verdict_of(scene)
+
+
+@KEEPS
+def test_m4_pages_of_a_shared_prefix_are_no_evidence_in_a_fault(tmp_path: Path, keep: Any) -> None:
+    verdict = torn_twin(Scene(tmp_path, keep=keep))
+    right = pattern.page(0, 0, 2)
+    seen = right.copy()
+    seen[4096:] = pattern.page(9, 0, 2)[4096:]
+    wanted = page_finding(2, 7, seen, right, keep=keep)
+    expect(verdict, "F09", "completion-early", "completion", room=7000, pages=[wanted])
+
+
+@KEEPS
+def test_m4_a_late_write_of_the_same_prefix_changes_nothing(tmp_path: Path, keep: Any) -> None:
+    """As S2, but what lands late is the prefix that both requests share: only the page that differs counts."""
+    scene = Scene(tmp_path, keep=keep)
+    a = Job(7000, 0, 128, [20, 21], [14, 15])
+    b = Job(7001, 1, 192, [24, 25, 26], [14, 15, 16], prefix_q=0, prefix_rows=128)
+    scene.start(a)
+    scene.announce(a)
+    scene.store(a, 0, a.rows)
+    late = scene.post(a)
+    scene.free(scene.decode, a, "abort")
+    scene.start(b)
+    scene.announce(b)
+    scene.store(b, 0, b.rows)
+    scene.send(b)
+    scene.arrive(b)
+    scene.land(late)
+    scene.done(late)
+    scene.read(b)
+    scene.look("LT", b)
+    expect_clean(verdict_of(scene))
+
+
+@KEEPS
+def test_m7_decode_may_have_fewer_layers(tmp_path: Path, keep: Any) -> None:
+    scene = Scene(tmp_path, layers=(0, 1, 2, 3), decode_layers=(0, 1, 2), keep=keep)
+    scene.earlier([21, 22], [5, 6])
+    scene.healthy(Job(7000, 0, 128, [21, 22], [6, 5]))
+    expect_clean(verdict_of(scene))
+
+
+def test_m8_sentinels_in_tables_and_slots_are_no_pages(tmp_path: Path) -> None:
+    """A padded batch stores its padding to slot 0 or -1, and pads tables with 0 or -1."""
+    scene = Scene(tmp_path)
+    ours = scene.healthy(Job(7000, 0, 126, [21, 22], [5, 6, 7]))
+    d = scene.decode
+    for step in range(4):
+        scene.append(ours)
+        for layer in d.layers:
+            d.emit(
+                "store",
+                room=-1,
+                buffer=d.buffer(layer),
+                step=200 + step,
+                slots=[0, -1, 0, -1],
+                positions=[0, 0, 0, 0],
+                logical_rows=[-1, -1, -1, -1],
+            )
+            junk = pattern.page(8, layer, step)
+            d.memory[layer][0][:128] = junk[:128]
+            d.memory[layer][0][8192:8196] = junk[8192:8196]
+        scene.read(ours, pad=[0, 0] if step % 2 else [-1, -1])
+    expect_clean(verdict_of(scene))
+
+
+def test_m8_top_k_is_padded_with_minus_one_past_the_length(tmp_path: Path) -> None:
+    scene = Scene(tmp_path)
+    ours = scene.healthy(Job(7000, 0, 100, [21, 22], [5, 6]))
+    scene.read(ours, logits=True)
+    verdict = verdict_of(scene)
+    expect_clean(verdict)
+    assert "read-kernel" in verdict.cleared
+    assert "top-k" in verdict.cleared
+
+
+@pytest.mark.parametrize("reused", ["not", "announced", "arrived"])
+@KEEPS
+def test_m11_one_more_step_may_read_and_write_pages_that_are_freed(
+    tmp_path: Path, keep: Any, reused: str
+) -> None:
+    """The finished request's step N+1 runs on the device after its pages went back on the host.
+
+    ``reused``: the pages are nobody's yet, another request has announced them, or its content has arrived.
+    """
+    scene = Scene(tmp_path, keep=keep)
+    ours = scene.healthy(Job(7000, 0, 100, [21, 22], [5, 6]))
+    scene.append(ours)
+    scene.read(ours)
+    scene.finish(ours)
+    other = Job(7001, 1, 128, [23, 24], [6, 5])
+    if reused == "not":
+        scene.append(ours)
+        scene.read(ours)
+    scene.start(other)
+    scene.announce(other)
+    scene.store(other, 0, 128)
+    if reused == "announced":
+        # The row goes into a page that is the other's by now, before the other's content lands over it.
+        scene.append(ours)
+        scene.read(ours)
+    scene.send(other)
+    scene.arrive(other)
+    if reused == "arrived":
+        scene.read(ours)
+    scene.look("LT", other)
+    scene.read(other)
+    expect_clean(verdict_of(scene))
+
+
+def test_m11_an_overshoot_write_into_arrived_content_is_a_fault_of_the_new_owner(
+    tmp_path: Path,
+) -> None:
+    """The line between M11 and a real fault: here the late row does change what the new owner reads."""
+    scene = Scene(tmp_path)
+    ours = scene.healthy(Job(7000, 0, 100, [21, 22], [5, 6]))
+    scene.finish(ours)
+    other = scene.healthy(Job(7001, 1, 128, [23, 24], [5, 6]), reads=0)
+    scene.append(ours)  # row 100 of room 7000 = row 36 of page 6
+    scene.read(other)
+    verdict = verdict_of(scene)
+    assert verdict.verdict == "divergent"
+    (finding,) = verdict.findings
+    assert finding.request.room == 7001
+    assert finding.stage == "destination"
+    (page,) = finding.pages
+    assert (page.logical, page.physical) == (1, 6)
+    assert page.value_rows == page.scale_rows == ((36, 36),)
+    assert page.donor in (None, Donor(room=7000, layer=0, logical=1))
+
+
+@KEEPS
+def test_m12_a_shorter_list_that_leaves_out_no_valid_row_is_no_divergence(tmp_path: Path, keep: Any) -> None:
+    """Decode announces three pages, the prompt fills two, prefill sends two."""
+    scene = Scene(tmp_path, keep=keep)
+    scene.earlier([21, 22, 23], [5, 6, 7])
+    ours = Job(7000, 0, 128, [21, 22], [5, 6, 7])
+    scene.start(ours)
+    scene.announce(ours, pages=[5, 6, 7])
+    scene.store(ours, 0, 128)
+    scene.send(ours)
+    scene.arrive(ours)
+    scene.look("LT", ours)
+    scene.read(ours)
+    expect_clean(verdict_of(scene))
+
+
+@KEEPS
+def test_m12_a_length_that_cuts_only_bytes_past_the_valid_rows_is_a_hazard(tmp_path: Path, keep: Any) -> None:
+    """Page 1 has 36 valid rows: its scales end at byte 8,336 and the sender's item ends at 8,340."""
+    scene = Scene(tmp_path, keep=keep)
+    scene.earlier([21, 22], [5, 6])
+    ours = Job(7000, 0, 36, [21], [5])
+    scene.start(ours)
+    scene.announce(ours)
+    scene.store(ours, 0, 36)
+    scene.send(ours, lengths=(8340, 8340))
+    scene.arrive(ours)
+    scene.look("LT", ours)
+    scene.read(ours)
+    verdict = verdict_of(scene)
+    expect_clean(verdict)
+    assert verdict.hazards, "the item lengths of the two sides differ"
+    assert any("8340" in f"{h.what} {h.where}".replace(",", "") for h in verdict.hazards)

@@ -1,0 +1,140 @@
+"""S2: a write of an aborted request lands in pages that another request owns by then."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+
+from replay.verdict import Donor
+from tests.scenarios import pattern
+from tests.scenarios.outcome import expect, expect_clean, page_finding, verdict_of
+from tests.scenarios.scene import Job, Scene
+
+Later = Literal["none", "before", "after"]
+
+
+def overtaken(scene: Scene, *, later: Later = "none", told: bool = False, lands: bool = True) -> Scene:
+    """A (room 7000) is aborted and its pages 14 and 15 go to B (room 7001) while A's write is in flight.
+
+    ``later`` says when B's LT snapshot is taken: never, before A's write lands, or after. ``told``: decode tells
+    prefill of the abort, and the acknowledgement comes after the harm is done. The clock runs in milliseconds of
+    the scenario: A's write is [100, 106], A is freed at 102, B allocated at 103 and complete at 104, read at 107.
+    """
+    a = Job(7000, 0, 256, [20, 21, 22, 23], [14, 15, 16, 17])
+    b = Job(7001, 1, 256, [24, 25, 26, 27], [12, 13, 14, 15])
+    p, d = scene.sides
+    scene.earlier([20, 21, 22, 23, 24, 25], [12, 13, 14, 15, 16, 17])
+    scene.start(a)
+    scene.announce(a)
+    scene.store(a, 0, a.rows)
+    scene.start(b, decode=False)
+    scene.store(b, 0, b.rows)
+    scene.at(100)
+    late = scene.post(a)
+    scene.at(102)
+    scene.free(d, a, "abort")
+    if told:
+        d.emit("order", what="abort", key=a.key, end="tail")
+    scene.at(103)
+    scene.start(b, prefill=False)
+    scene.announce(b)
+    transfer = scene.post(b)
+    scene.at(104)
+    scene.land(transfer)
+    scene.done(transfer)
+    scene.arrive(b)
+    if later == "before":
+        scene.look("LT", b)
+    scene.at(106)
+    if lands:
+        scene.land(late)
+        scene.done(late)
+    else:
+        p.emit("transfer_state", state="error", transfer=late.transfer, room=a.room, agent=p.agent)
+    if told:
+        p.emit("order", what="abort", key=a.key, end="head")
+        scene.free(p, a, "abort")
+        scene.edge(p, d, "ack", a.key)
+        d.emit("transfer_state", state="acknowledged", room=a.room, agent=d.agent)
+    scene.at(107)
+    scene.read(b)
+    if later == "after":
+        scene.look("LT", b)
+    return scene
+
+
+def foreign_pages(scales: pattern.Scales = "standard", keep: str = "bytes", layer: int = 0) -> Any:
+    """B's logical pages 2 and 3 hold A's 0 and 1."""
+    return [
+        page_finding(
+            2 + k,
+            14 + k,
+            pattern.page(0, layer, k, scales=scales),
+            pattern.page(1, layer, 2 + k, scales=scales),
+            keep=keep,
+            donor=Donor(room=7000, layer=layer, logical=k),
+        )
+        for k in (0, 1)
+    ]
+
+
+def test_both_pages_differ_wholly_in_8194_bytes() -> None:
+    for page in foreign_pages():
+        assert page.value_rows == page.scale_rows == ((0, 63),)
+        assert page.byte_ranges == ((0, 8448),)
+        assert page.bytes_differing == 8_194
+
+
+@pytest.mark.parametrize("later", ["none", "before", "after"])
+@pytest.mark.parametrize("keep", ["bytes", "digests"])
+@pytest.mark.parametrize("scales", pattern.SCALES)
+def test_pages_of_an_aborted_write_are_a_late_foreign_write(
+    tmp_path: Path, scales: pattern.Scales, keep: Any, later: Later
+) -> None:
+    verdict = verdict_of(overtaken(Scene(tmp_path, scales=scales, keep=keep), later=later))
+    (finding,) = expect(
+        verdict,
+        "F14",
+        "late-foreign-write",
+        "destination",
+        room=7001,
+        pages=foreign_pages(scales, keep),
+        role="decode",
+    )
+    assert any("7000" in line for line in finding.evidence), "the other request is quoted"
+
+
+@pytest.mark.parametrize("threads", [False, True])
+def test_an_acknowledgement_that_comes_too_late_changes_nothing(tmp_path: Path, threads: bool) -> None:
+    verdict = verdict_of(overtaken(Scene(tmp_path, threads=threads), told=True))
+    expect(verdict, "F14", "late-foreign-write", "destination", room=7001, pages=foreign_pages())
+
+
+def test_every_layer_of_the_late_write_is_named(tmp_path: Path) -> None:
+    verdict = verdict_of(overtaken(Scene(tmp_path, layers=(2, 6))))
+    found = expect(verdict, "F14", "late-foreign-write", "destination", room=7001, layers=(2, 6))
+    for finding in found:
+        assert [page.donor for page in finding.pages] == [
+            Donor(room=7000, layer=finding.layer, logical=k) for k in (0, 1)
+        ]
+
+
+def test_a_late_write_that_fails_before_it_lands_changed_nothing(tmp_path: Path) -> None:
+    expect_clean(verdict_of(overtaken(Scene(tmp_path), lands=False)))
+
+
+def test_the_abort_without_reuse_is_clean(tmp_path: Path) -> None:
+    scene = Scene(tmp_path)
+    a = Job(7000, 0, 256, [20, 21, 22, 23], [14, 15, 16, 17])
+    scene.start(a)
+    scene.announce(a)
+    scene.store(a, 0, a.rows)
+    late = scene.post(a)
+    scene.free(scene.decode, a, "abort")
+    scene.land(late)
+    scene.done(late)
+    scene.free(scene.prefill, a, "abort")
+    scene.healthy(Job(7001, 1, 256, [24, 25, 26, 27], [10, 11, 12, 13]))
+    expect_clean(verdict_of(scene))
