@@ -195,8 +195,9 @@ class Appender:
 class NewFile:
     """A file that appears under its name only when it is whole."""
 
-    def __init__(self, path: Path, replace: bool) -> None:
+    def __init__(self, path: Path, replace: bool, mode: int | None = None) -> None:
         self.path = path
+        self._mode = mode
         self._replace = replace
         if not replace and path.exists():
             raise _exists(path)
@@ -210,6 +211,8 @@ class NewFile:
         try:
             with reading(str(self.path), "Check that the disk has room"):
                 self.file.close()
+                if self._mode is not None:
+                    self._temporary.chmod(self._mode)
                 if self._replace:
                     self._temporary.replace(self.path)
                 else:

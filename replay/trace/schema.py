@@ -7,6 +7,7 @@ column ``content`` (index into ``/contents``, parallel to ``pages``), and so do 
 from __future__ import annotations
 
 import dataclasses
+import sys
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -138,3 +139,7 @@ def spec_tables() -> str:
             lines.append(f"| `{column.name}` | {column.kind} | `{kept}` |")
         lines.append("")
     return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.stdout.write(spec_tables())

@@ -54,7 +54,11 @@ def seal(
         TraceError: a journal cannot be read at all, or ``path`` cannot be written.
     """
     sealed = []
-    with TraceWriter(path, replace) as writer:
+    # Nobody may read the trace who may not read its journals.
+    mode = 0o666
+    for journal in journals:
+        mode &= journal.stat().st_mode if journal.exists() else mode
+    with TraceWriter(path, replace, mode) as writer:
         for journal in journals:
             try:
                 sealed.append(_seal_one(journal, writer, progress))

@@ -35,12 +35,16 @@ class Found:
             self.folder = None
 
     def sealed_path(self, journal: Path) -> Path:
-        """Where ``journal`` is to be sealed: beside it, or in the temporary folder."""
-        if self.folder is None and os.access(journal.parent, os.W_OK):
-            return journal.with_suffix(TRACE_SUFFIX)
+        """Where ``journal`` is to be sealed: beside it, or in the temporary folder.
+
+        A file that has that name and was not sealed from one journal is not written over.
+        """
+        beside = journal.with_suffix(TRACE_SUFFIX)
+        if os.access(journal.parent, os.W_OK) and (not beside.exists() or _sealed_bytes(beside) >= 0):
+            return beside
         if self.folder is None:
             self.folder = tempfile.TemporaryDirectory(prefix="kv-replay-")
-        return Path(self.folder.name) / f"{journal.stem}{TRACE_SUFFIX}"
+        return Path(self.folder.name) / f"{len(self.files)}-{journal.stem}{TRACE_SUFFIX}"
 
 
 def find_sources(paths: list[Path]) -> Found:
@@ -112,11 +116,18 @@ def is_fresh(sealed: Path, journal: Path) -> bool:
     The file says how many bytes of the journal were there; a journal only ever grows. Times would lie after a copy.
     """
     try:
-        size = journal.stat().st_size
-        file = TraceFile(sealed)
-    except (OSError, TraceError):
+        return sealed.exists() and _sealed_bytes(sealed) == journal.stat().st_size
+    except OSError:
         return False
+
+
+def _sealed_bytes(path: Path) -> int:
+    """Bytes of the one journal that ``path`` was sealed from, -1 where it is anything else."""
     try:
-        return len(file.processes) == 1 and file.processes[0].journal_bytes == size
+        file = TraceFile(path)
+    except TraceError:
+        return -1
+    try:
+        return file.processes[0].journal_bytes if len(file.processes) == 1 else -1
     finally:
         file.close()

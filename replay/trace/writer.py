@@ -137,11 +137,12 @@ class TraceWriter:
     Args:
         path: the file; its folder must exist.
         replace: replace a file of that name instead of raising :class:`TraceError`.
+        mode: access rights of the file; those of any new file if left out.
     """
 
-    def __init__(self, path: Path, replace: bool = False) -> None:
+    def __init__(self, path: Path, replace: bool = False, mode: int | None = None) -> None:
         self.path = path
-        self._new = NewFile(path, replace)
+        self._new = NewFile(path, replace, mode)
         self._root = self._new.file
         self._root.attrs["format"] = FORMAT
         self._root.attrs["version"] = f"{MAJOR}.{MINOR}"
