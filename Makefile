@@ -12,7 +12,7 @@ DEMO ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 PINS := $(VENV)/constraints.txt
 NIXL_PINS := $(shell sed -n '/^nixl/p' constraints.txt)
 export PIP_ROOT_USER_ACTION := ignore
@@ -49,7 +49,7 @@ check: lint types  ## lint + types
 
 .PHONY: bench
 bench: venv  ## Time the replay of 1,000,000 page snapshots against a plain comparison
-	$(BIN)/python benchmarks/million_pages.py
+	$(BIN)/python benchmarks/million_trace.py
 
 .PHONY: docs
 docs: venv  ## Write the pages that are made from code

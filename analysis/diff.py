@@ -49,17 +49,17 @@ SNAPSHOTS: tuple[tuple[str, str, tuple[str, ...] | None], ...] = (
 )
 #: Rows of the grid that only the verdict can tell: label and stage of the ladder.
 JUDGED = (("table", "table"), ("read kernel", "read-kernel"), ("top-k", "top-k"))
-#: On which row a finding of each ladder stage is marked.
+#: On which rows a finding of each ladder stage may be marked: on those that differ, else on the last one.
 _MARKED = {
-    "store": "store",
-    "source": "source",
-    "descriptor": "arrival",
-    "wire": "arrival",
-    "completion": "arrival",
-    "destination": "reads",
-    "table": "table",
-    "read-kernel": "read kernel",
-    "top-k": "top-k",
+    "store": ("store",),
+    "source": ("source, after", "source"),
+    "descriptor": ("later", "arrival"),
+    "wire": ("later", "arrival"),
+    "completion": ("arrival",),
+    "destination": ("later", "reads"),
+    "table": ("table",),
+    "read-kernel": ("read kernel",),
+    "top-k": ("top-k",),
 }
 
 
@@ -268,15 +268,17 @@ def _mark(
     """Where findings lie. A row that only the verdict knows takes its state from them."""
     found = np.zeros(states.shape, bool)
     for finding in findings:
-        label = _MARKED.get(finding.stage)
-        if label is None:
-            continue
-        stage, layer = stages.index(label), layers.index((finding.buffer, finding.layer))
+        labels = _MARKED.get(finding.stage, ())
+        layer = layers.index((finding.buffer, finding.layer))
         named = np.array([page.logical for page in finding.pages], np.int64)
         columns = np.flatnonzero(np.isin(logical, named)) if len(named) else np.arange(len(logical))
-        found[stage, layer, columns] = True
-        if stage >= len(SNAPSHOTS):
-            states[stage, layer, columns] = State.DIFFERS
+        for label in labels:
+            stage = stages.index(label)
+            wrong = columns[states[stage, layer, columns] == State.DIFFERS]
+            last = label == labels[-1]
+            found[stage, layer, columns if last and not found[:, layer, columns].any() else wrong] = True
+            if stage >= len(SNAPSHOTS):
+                states[stage, layer, columns] = State.DIFFERS
     return found
 
 

@@ -7,11 +7,12 @@ was hit, what is cleared, what could not be judged, and how far the verdict reac
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+from analysis.facts import cleared_text, facts_text, scope_text
 from replay.verdict import Finding, PageFinding, Verdict
 
 WIDTH = 80
@@ -123,7 +124,7 @@ def _finding(
                 sections[-1].lines += _fit(f"layer {found.layer}: {_pages_text(found, found.pages)}")
     why = _reasons(shown, verbose)
     if why:
-        sections.append(_Section("why", _flat(_fit(reason) for reason in why), 7, floor=2))
+        sections.append(_Section("why", _flat(_fit(reason) for reason in why), 3, floor=5))
     return sections
 
 
@@ -242,50 +243,21 @@ def _remainder(verdict: Verdict, verbose: bool) -> list[_Section]:
     """What stands below the findings: cleared, not judged, hazards, scope, and losses."""
     sections = []
     if verdict.cleared:
-        sections.append(_Section("cleared", _fit(", ".join(verdict.cleared)), 4))
+        cleared = [cleared_text(stage, verdict.scope) for stage in verdict.cleared]
+        sections.append(_Section("cleared", _fit(", ".join(cleared)), 5))
     for label, texts, order in (
         ("not judged", [f"{item.what}: {item.why}" for item in verdict.not_judged], 1),
         ("hazard", [f"{item.what} ({item.where})" for item in verdict.hazards], 0),
     ):
         if texts:
             sections.append(_Section(label, _flat(_fit(text) for text in dict.fromkeys(texts)), order))
-    facts = [("scope", verdict.scope), ("losses", verdict.losses)]
+    facts = [("scope", scope_text(verdict.scope, verbose)), ("losses", facts_text(verdict.losses))]
     if verbose:
-        facts += [("coverage", verdict.coverage), ("recorded", verdict.environment)]
-    for label, values in facts:
-        text = _facts(values, verbose)
+        facts += [("coverage", facts_text(verdict.coverage)), ("recorded", facts_text(verdict.environment))]
+    for label, text in facts:
         if text:
-            sections.append(_Section(label, _fit(text), 3))
+            sections.append(_Section(label, _fit(text), 4))
     return sections
-
-
-def _facts(facts: Mapping[str, Any], verbose: bool) -> str:
-    """A mapping in words. A ``summary`` in it is the whole answer unless ``verbose``."""
-    summary = facts.get("summary")
-    if isinstance(summary, str) and not verbose:
-        return summary
-    parts = [str(summary)] if summary else []
-    for key, value in facts.items():
-        if key != "summary":
-            text = _fact(key.replace("_", " "), value)
-            if text:
-                parts.append(text)
-    return "; ".join(parts)
-
-
-def _fact(name: str, value: Any) -> str:
-    if value is None or value is False or value == "" or value == [] or value == {}:
-        return ""
-    if value is True:
-        return name
-    if isinstance(value, Mapping):
-        inner = ", ".join(
-            filter(None, (_fact(str(key).replace("_", " "), item) for key, item in value.items()))
-        )
-        return f"{name} ({inner})" if inner else ""
-    if isinstance(value, (list, tuple)):
-        return f"{name} {', '.join(_fact('', item).strip() or str(item) for item in value)}"
-    return f"{name} {value:,}" if isinstance(value, int) else f"{name} {value}"
 
 
 def _rooms(rooms: Sequence[int]) -> str:

@@ -1,0 +1,72 @@
+"""The open mappings of a verdict (scope, losses, coverage, environment) in words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+#: The ladder's stages whose counts stand in the scope, and under which name.
+_COUNTED = {"store": "stores", "read-kernel": "reads"}
+
+
+def cleared_text(stage: str, scope: Mapping[str, Any]) -> str:
+    """A cleared stage, with the rows that were done again where the scope counts them."""
+    counts = scope.get(_COUNTED.get(stage, ""))
+    if not isinstance(counts, Mapping) or not counts.get("rows"):
+        return stage
+    return f"{stage} ({counts.get('rows_reproduced', 0):,} of {counts['rows']:,} rows reproduced)"
+
+
+def scope_text(scope: Mapping[str, Any], verbose: bool) -> str:
+    """How far the verdict reaches: one sentence of counts, or everything when ``verbose``."""
+    if verbose or "requests" not in scope:
+        return facts_text(scope)
+    parts = [_counted(scope["requests"], "request")]
+    rooms = list(scope.get("rooms", []))
+    if len(rooms) == 2:
+        parts[0] += f" (room {rooms[0]})" if rooms[0] == rooms[1] else f" (rooms {rooms[0]}..{rooms[1]})"
+    for key, noun in (("layers", "layer"), ("pages", "page")):
+        if key in scope:
+            parts.append(_counted(scope[key], noun))
+    text = [", ".join(parts)]
+    for key, noun in (("read_snapshots", "page seen at reads"), ("tables", "block table")):
+        if scope.get(key):
+            text.append(_counted(scope[key], noun))
+    for key in ("stores", "reads"):
+        done = scope.get(key)
+        if isinstance(done, Mapping) and done.get("judged"):
+            text.append(f"{done['judged']:,} {key} done again")
+    triton = scope.get("triton")
+    if isinstance(triton, Mapping):
+        text.append(f"in Triton ({facts_text(triton)})")
+    known = {"requests", "rooms", "layers", "pages", "read_snapshots", "tables", "stores", "reads", "triton"}
+    known |= {"pages_seen", "overshoot"}  # only with -v
+    rest = facts_text({key: value for key, value in scope.items() if key not in known})
+    return "; ".join([*text, rest] if rest else text)
+
+
+def _counted(count: Any, noun: str) -> str:
+    head, space, tail = noun.partition(" seen")
+    plural = noun if count == 1 else f"{head}s{space}{tail}"
+    return f"{count:,} {plural}" if isinstance(count, int) else f"{count} {plural}"
+
+
+def facts_text(facts: Mapping[str, Any]) -> str:
+    """Any mapping in words; what is empty, zero, false or unknown is left out."""
+    texts = (_fact(str(key).replace("_", " "), value) for key, value in facts.items())
+    return "; ".join(text for text in texts if text)
+
+
+def _fact(name: str, value: Any) -> str:
+    if not value:
+        return ""
+    if value is True:
+        return name
+    if isinstance(value, Mapping):
+        inner = ", ".join(
+            filter(None, (_fact(str(key).replace("_", " "), item) for key, item in value.items()))
+        )
+        return f"{name} ({inner})" if inner else ""
+    if isinstance(value, (list, tuple)):
+        return f"{name} {', '.join(map(str, value))}"
+    return f"{name} {value:,}" if isinstance(value, int) else f"{name} {value}"
