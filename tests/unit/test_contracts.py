@@ -51,8 +51,19 @@ def test_what_runs_in_the_server_imports_only_what_is_agreed(path: Path) -> None
     assert imported(ast.parse(path.read_text())) <= allowed
 
 
-def test_importing_the_capture_loads_neither_torch_nor_triton() -> None:
-    code = "import sys, capture_hooks; print([m for m in ('torch', 'triton', 'h5py', 'click') if m in sys.modules])"
+@pytest.mark.parametrize(
+    ("module", "slow"),
+    [
+        ("capture_hooks", ("torch", "triton", "h5py", "click")),
+        ("capture_hooks.recorder", ("torch", "triton", "h5py", "click")),
+        ("replay.trace.reader", ("torch", "triton", "matplotlib")),
+        ("replay.judge", ("torch", "triton", "matplotlib")),
+        ("analysis.report", ("torch", "triton", "matplotlib", "h5py")),
+        ("analysis.diff", ("torch", "triton", "matplotlib")),
+    ],
+)
+def test_an_import_loads_nothing_slow(module: str, slow: tuple[str, ...]) -> None:
+    code = f"import sys, {module}; print([name for name in {slow!r} if name in sys.modules])"
 
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
 
