@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -94,7 +93,7 @@ class Case:
             return None
         return np.asarray(contents.data(np.array([content]))[0])
 
-    @cached_property
+    @property
     def room(self) -> int:
         """Room of the request."""
         return self.timeline.requests[self.request][0]

@@ -63,7 +63,10 @@ def build_cells(timeline: Timeline) -> Cells:
         overshoot += int(late[rows[name]].sum()) if name != "SE+" else 0
         rows[name] = rows[name][~late[rows[name]]]
     overshoot += int(late[reads].sum())
-    reads = reads[~late[reads] & (key[reads] >= 0)]
+    # A read through a wrong table shows another page than the request's: that is the table rung's to say.
+    given = timeline.given_pages(snaps.process[reads], snaps.request[reads], snaps.logical[reads])
+    own_page = (given < 0) | (given == snaps.page[reads])
+    reads = reads[~late[reads] & (key[reads] >= 0) & own_page]
 
     expected_key = _announced(timeline, processes)
     own = [key[rows[name]] for name in ("RC", "LT")]

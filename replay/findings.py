@@ -21,6 +21,9 @@ U8 = npt.NDArray[np.uint8]
 #: chance (scale bytes and fp8 codes repeat).
 CHANCE_BYTES = 8
 
+#: Most lines of evidence in one finding; pages of one finding share most of theirs.
+EVIDENCE_LINES = 12
+
 
 @dataclass(frozen=True, slots=True)
 class PageEvidence:
@@ -152,7 +155,7 @@ def _finding(timeline: Timeline, items: list[PageEvidence]) -> Finding:
         layer=first.layer,
         pages=tuple(sorted((item.page for item in items), key=lambda page: page.logical)),
         rule=first.rule if len(rules) == 1 else "; ".join(sorted(r for r in rules if r)) or None,
-        evidence=first.evidence,
+        evidence=tuple(dict.fromkeys(line for item in items for line in item.evidence))[:EVIDENCE_LINES],
         runner_up=explanation.runner_up if explanation else None,
     )
 

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from replay.order import Moment
-from replay.timeline import MAX_LOGICAL, Timeline
+from replay.timeline import Timeline
 
 I64 = npt.NDArray[np.int64]
 
@@ -56,7 +56,6 @@ def judge_tables(timeline: Timeline) -> TableRung:
     needed = -(-reads["rows"].astype(np.int64) // per_page)
     judged = ~late & (buffer >= 0) & (request >= 0)
 
-    given = _allocated(timeline)
     found: dict[int, dict[int, tuple[int, int, bool]]] = {}
     unknown: set[int] = set()
     for column, during in (("table", False), ("table_after", True)):
@@ -65,12 +64,9 @@ def judge_tables(timeline: Timeline) -> TableRung:
         index = np.arange(len(owner)) - np.asarray(table.offsets, np.int64)[owner]
         wanted = judged[owner] & (index < needed[owner])
         owner, index, seen = owner[wanted], index[wanted], np.asarray(table.values, np.int64)[wanted]
-        key = (process[owner] * max(1, len(timeline.requests)) + request[owner]) * MAX_LOGICAL + index
-        place = np.searchsorted(given[0], key)
-        place = np.minimum(place, max(0, len(given[0]) - 1))
-        known = given[0][place] == key if len(given[0]) else np.zeros(len(key), bool)
+        right = timeline.given_pages(process[owner], request[owner], index)
+        known = right >= 0
         unknown.update(owner[~known].tolist())
-        right = given[1][place] if len(given[0]) else np.zeros(len(key), np.int64)
         for row in np.flatnonzero(known & (right != seen)).tolist():
             entry = (int(seen[row]), int(right[row]), during)
             found.setdefault(int(owner[row]), {}).setdefault(int(index[row]), entry)
@@ -105,13 +101,3 @@ def judge_tables(timeline: Timeline) -> TableRung:
         changed=frozenset(changed | set(found)),
     )
 
-
-def _allocated(timeline: Timeline) -> tuple[I64, I64]:
-    """Sorted (process, request, logical) keys and the physical page last given for each."""
-    allocs = timeline.allocs
-    key = (allocs.process * max(1, len(timeline.requests)) + allocs.request) * MAX_LOGICAL + allocs.logical
-    rows = np.flatnonzero(allocs.request >= 0)
-    rows = rows[np.lexsort((allocs.seq[rows], key[rows]))]
-    last = np.ones(len(rows), bool)
-    last[:-1] = key[rows][1:] != key[rows][:-1]
-    return key[rows][last], allocs.page[rows][last]

@@ -245,14 +245,24 @@ class Timeline:
         return frozenset(zip(*(c[rows].tolist() for c in columns), strict=True))
 
     @cached_property
-    def page_of(self) -> dict[tuple[int, int], dict[int, int]]:
-        """(process, request) -> logical page -> physical page, from the last allocation of each."""
-        found: dict[tuple[int, int], dict[int, int]] = {}
+    def _given(self) -> tuple[I64, I64]:
+        """Sorted (process, request, logical) keys and the physical page last given for each."""
         allocs = self.allocs
-        columns = (allocs.process, allocs.request, allocs.logical, allocs.page)
-        for process, request, logical, page in zip(*(c.tolist() for c in columns), strict=True):
-            found.setdefault((process, request), {})[logical] = page
-        return found
+        key = (allocs.process * max(1, len(self.requests)) + allocs.request) * MAX_LOGICAL + allocs.logical
+        rows = np.flatnonzero(allocs.request >= 0)
+        rows = rows[np.lexsort((allocs.seq[rows], key[rows]))]
+        last = np.ones(len(rows), bool)
+        last[:-1] = key[rows][1:] != key[rows][:-1]
+        return key[rows][last], allocs.page[rows][last]
+
+    def given_pages(self, process: I64, request: I64, logical: I64) -> I64:
+        """Physical page that the allocator last gave for each logical page, -1 where no record says."""
+        keys, pages = self._given
+        if not len(keys):
+            return np.full(len(process), -1, np.int64)
+        wanted = (process * max(1, len(self.requests)) + request) * MAX_LOGICAL + logical
+        found = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
+        return np.where((keys[found] == wanted) & (request >= 0) & (logical >= 0), pages[found], -1)
 
     @cached_property
     def _allocs_of_page(self) -> dict[tuple[int, int], list[int]]:

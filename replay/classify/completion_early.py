@@ -36,7 +36,7 @@ def explain(case: Case, evidence: Evidence, bad: Bool) -> Explanation | None:
         f"at completion (RC) values of {span(values)} and scales of {span(scales)} still held the page's old bytes"
         if old_known
         else f"at completion (RC) values of {span(values)} and scales of {span(scales)} differ from the source",
-        f"{later} shows the source's bytes in all of these places: they arrived after completion was reported",
+        f"{later} shows the source's bytes in all of these places: they arrived later, after completion was reported",
     ]
     if torn_read:
         lines.append("a read (RD) saw the page before they had arrived")

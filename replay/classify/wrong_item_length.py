@@ -60,9 +60,9 @@ def explain(case: Case, evidence: Evidence, bad: Bool) -> Explanation | None:
         )
     shift = _displacement(case, evidence, source_buffer, source_page)
     rule = None
-    if shift is not None:
+    if shift:
         rule = f"page {case.logical} lands displaced by {shift:+d} bytes"
-        lines.append(f"source page {source_page} was written {shift:+d} bytes away from page {case.page}")
+        lines.append(f"logical page {case.logical} was written {shift:+d} bytes away from its place")
     return Explanation(
         code="F03",
         stage="descriptor",
