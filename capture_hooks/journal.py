@@ -106,8 +106,8 @@ class JournalWriter:
         self._own_seq = -1
         self._next_seq = next_seq or self._count
         self._flush_bytes = _MAX_FLUSH
-        self._reserve = min(_RESERVE, options.disk_limit // 4)
         self._limit = options.disk_limit
+        self._records_limit = self._limit - min(_RESERVE, self._limit // 4)
         self._parts: list[bytes] = []
         self._size = self._records = self._before = self._index = 0
         self._kinds: dict[int, _Tally] = {}
@@ -130,7 +130,7 @@ class JournalWriter:
         whole = self._put(frames.pack(frames.SCHEMA, 0, 0, 0, self._schema, schema))
         self.write(process)
         self.write(_clock("start"))
-        if not (whole and self._write_frame(alive=False)):
+        if not (whole and self._write_frame()):
             self.abandon()
             self.path.unlink(missing_ok=True)
             raise JournalError(
@@ -198,15 +198,14 @@ class JournalWriter:
             return self.level != "closed"
         if self.level == "counters" and time.monotonic_ns() < self._next_try:
             return False
-        return self._write_frame(alive=True)
+        return self._write_frame("alive")
 
     def close(self) -> None:
         """Write what is left and Clock("end"), and close the file."""
         if self.level == "closed":
             return
         self.flush()
-        self._parts_of(_clock("end"))
-        self._write_frame(alive=False)
+        self._write_frame("end")
         self.abandon()
 
     def abandon(self) -> None:
@@ -219,12 +218,12 @@ class JournalWriter:
             except OSError as error:
                 _log.warning("kv-replay: closing the journal failed: %s", _name(error))
 
-    def _write_frame(self, alive: bool) -> bool:
+    def _write_frame(self, moment: str = "") -> bool:
         losses, self._losses = self._losses, {}
         for (stage, what, reason), tally in losses.items():
             self._parts_of(Loss(stage, what, tally.count, tally.first, tally.last, reason))
-        if alive:
-            self._parts_of(_clock("alive"))
+        if moment:
+            self._parts_of(_clock(moment))
         kinds, records = self._kinds, self._records
         raw = b"".join(self._parts)
         self._parts, self._size, self._records, self._kinds = [], 0, 0, {}
@@ -261,10 +260,10 @@ class JournalWriter:
         after = self.written + size
         if self.level == "counters":
             return after <= self._limit
-        if after > self._limit - self._reserve:
+        if after > self._records_limit:
             self._degrade("counters", f"the disk limit of {self._limit} bytes is reached")
             return False
-        if self.level == "bytes" and after > self._limit * _BULK_PART:
+        if self.level == "bytes" and after > self._records_limit * _BULK_PART:
             self._degrade("digests", f"3/4 of the disk limit of {self._limit} bytes is reached")
         return True
 
