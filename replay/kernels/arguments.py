@@ -23,7 +23,9 @@ def check_cache(layout: Layout, cache: torch.Tensor) -> None:
     if cache.dtype != torch.uint8 or cache.ndim != 2:
         raise ValueError(f"cache must be uint8[pages, pitch], not {cache.dtype}{list(cache.shape)}")
     if cache.shape[1] < layout.page_bytes:
-        raise ValueError(f"a {layout.name} page has {layout.page_bytes} bytes; the cache has {cache.shape[1]} a page")
+        raise ValueError(
+            f"a {layout.name} page has {layout.page_bytes} bytes; the cache has {cache.shape[1]} a page"
+        )
     if cache.shape[1] > 1 and cache.stride(1) != 1:
         raise ValueError("the bytes of a page must be adjacent (stride 1)")
 

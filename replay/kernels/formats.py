@@ -85,7 +85,8 @@ def _round_subnormal(magnitude: npt.NDArray[np.int64], step: int) -> npt.NDArray
     # x = significand * 2**(max(exponent, 1) - 150)
     shift = np.clip(150 + step - np.maximum(exponent, 1), 1, 30)
     odd = (significand >> shift) & 1
-    return (significand + (np.int64(1) << (shift - 1)) - 1 + odd) >> shift
+    rounded: npt.NDArray[np.int64] = (significand + (np.int64(1) << (shift - 1)) - 1 + odd) >> shift
+    return rounded
 
 
 def _round_normal(magnitude: npt.NDArray[np.int64], mantissa: int, bias: int) -> npt.NDArray[np.int64]:
@@ -106,7 +107,7 @@ def encode_e4m3(values: npt.NDArray[Any], *, saturate: bool = True) -> U8:
     code = np.where(magnitude >= 121 << 23, normal, _round_subnormal(magnitude, -9))
     code = np.where(code > 0x7E, 0x7E if saturate else 0x7F, code)
     code = np.where(magnitude > _EXPONENT, 0x7F, code)
-    return (code | (sign.astype(np.int64) << 7)).astype(np.uint8)
+    return np.asarray(code | (sign.astype(np.int64) << 7), np.uint8)
 
 
 def encode_e2m1(values: npt.NDArray[Any]) -> U8:
@@ -122,7 +123,7 @@ def encode_bf16(values: npt.NDArray[Any]) -> U16:
     sign, magnitude = _split(values)
     odd = (magnitude >> 16) & 1
     code = np.where(magnitude > _EXPONENT, 0x7FC0, (magnitude + 0x7FFF + odd) >> 16)
-    return (code | (sign.astype(np.int64) << 15)).astype(np.uint16)
+    return np.asarray(code | (sign.astype(np.int64) << 15), np.uint16)
 
 
 def encode_ue8m0_ceil(values: npt.NDArray[Any]) -> U8:
@@ -160,7 +161,7 @@ def decode_ue8m0(codes: U8) -> F64:
 
 def pack_nibbles(codes: U8) -> U8:
     """``uint8[..., 2k]`` codes 0..15 to ``uint8[..., k]`` bytes; the low nibble is the even element."""
-    return (codes[..., 0::2] & 15) | (codes[..., 1::2] << 4)
+    return np.asarray((codes[..., 0::2] & 15) | (codes[..., 1::2] << 4), np.uint8)
 
 
 def unpack_nibbles(packed: U8) -> U8:

@@ -6,6 +6,7 @@ not bit for bit. Set ``TRITON_INTERPRET`` before this module is imported, or cal
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, no-any-return"
+# ruff: noqa: N803
 
 from __future__ import annotations
 

@@ -6,6 +6,7 @@ before this module is imported, or call `replay.kernels.launch.prepare`.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, no-any-return"
+# ruff: noqa: N803
 
 from __future__ import annotations
 

@@ -85,9 +85,11 @@ def _bf16(values: torch.Tensor) -> torch.Tensor:
 def _e2m1(values: torch.Tensor) -> torch.Tensor:
     magnitude = values.abs()
     # Ties go to the even code: a threshold belongs to the upper side where the upper code is even.
-    codes = (magnitude > 0.25).to(torch.uint8)
-    for threshold, upper_even in ((0.75, True), (1.25, False), (1.75, True), (2.5, False), (3.5, True), (5.0, False)):
-        codes += (magnitude >= threshold) if upper_even else (magnitude > threshold)
+    codes = torch.zeros_like(magnitude, dtype=torch.uint8)
+    for threshold in (0.25, 1.25, 2.5, 5.0):
+        codes += magnitude > threshold
+    for threshold in (0.75, 1.75, 3.5):
+        codes += magnitude >= threshold
     codes |= torch.signbit(values).to(torch.uint8) << 3
     return torch.where(torch.isnan(values), codes.new_tensor(7), codes)
 
@@ -120,7 +122,10 @@ def quantise(layout: Layout, values: torch.Tensor) -> tuple[torch.Tensor, torch.
 def store_rows_torch(
     layout: Layout, keys: torch.Tensor, rope: torch.Tensor, norm_weight: torch.Tensor, epsilon: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """What a store writes for each row: ``(uint8[n, value_bytes], uint8[n, scale_bytes])``; arguments as `store_torch`."""
+    """What a store writes for each row: ``(uint8[n, value_bytes], uint8[n, scale_bytes])``.
+
+    Arguments as for `store_torch`; they are not checked.
+    """
     values = torch.empty((len(keys), layout.value_bytes), dtype=torch.uint8, device=keys.device)
     scales = torch.empty((len(keys), layout.scale_bytes), dtype=torch.uint8, device=keys.device)
     step = _CHUNK if keys.device.type == "cpu" else 1 << 18
@@ -157,10 +162,15 @@ def store_torch(
     arguments.check_store(layout, cache, slots, keys, rope, norm_weight)
     values, scales = store_rows_torch(layout, keys, rope, norm_weight, epsilon)
     page, row = slots // layout.rows, slots % layout.rows
-    cache[:, : layout.scale_base].unflatten(1, (layout.rows, layout.value_bytes))[page, row] = values
-    if layout.scale_bytes:
-        area = cache[:, layout.scale_base : layout.page_bytes]
-        area.unflatten(1, (layout.rows, layout.scale_bytes))[page, row] = scales
+    # A view of each area, for a cache of any pitch: [pages, rows, bytes]
+    shape, origin = (cache.shape[0], layout.rows), cache.storage_offset()
+    for width, base, written in (
+        (layout.value_bytes, 0, values),
+        (layout.scale_bytes, layout.scale_base, scales),
+    ):
+        if width:
+            area = cache.as_strided((*shape, width), (cache.stride(0), width, 1), origin + base)
+            area[page, row] = written
 
 
 def _e4m3_values(device: torch.device) -> torch.Tensor:
@@ -176,12 +186,14 @@ _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 
 def decode_torch(layout: Layout, pages: torch.Tensor) -> torch.Tensor:
-    """``uint8[n, page_bytes]`` to ``float32[n, rows, head_dim]``; values that float32 cannot hold exactly are rounded."""
+    """Keys of ``uint8[n, page_bytes]``: ``float32[n, rows, head_dim]``, value times scale rounded to float32."""
     count, rows = len(pages), layout.rows
     values = pages[:, : layout.scale_base].reshape(count, rows, layout.value_bytes)
     if layout.value_type == "bf16":
         return values.contiguous().view(torch.bfloat16).to(torch.float32)
-    scales = pages[:, layout.scale_base : layout.page_bytes].reshape(count, rows, layout.scale_bytes).contiguous()
+    scales = (
+        pages[:, layout.scale_base : layout.page_bytes].reshape(count, rows, layout.scale_bytes).contiguous()
+    )
     if layout.value_type == "e4m3":
         decoded = _e4m3_values(pages.device).index_select(0, values.reshape(-1).to(torch.int32))
         return decoded.view(count, rows, layout.head_dim) * scales.view(torch.float32)

@@ -1,0 +1,222 @@
+"""``replay kernels``: check the store and read kernels, or a user's own, against the float64 reference."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from capture_hooks.layouts import LAYOUTS
+from replay.commands.output import Progress, to_json
+from replay.verdict import EXIT_CLEAN, EXIT_DIVERGENT, EXIT_INCONCLUSIVE
+
+SCHEMA = "kv-replay/kernels/1"
+
+
+def _spec(_: click.Context, __: click.Parameter, value: str | None) -> str | None:
+    from replay.kernels.userkernel import parse_spec
+
+    if value is not None:
+        try:
+            parse_spec(value)
+        except ValueError as error:
+            raise click.BadParameter(str(error)) from error
+    return value
+
+
+@click.command()
+@click.option(
+    "--format",
+    "formats",
+    multiple=True,
+    type=click.Choice(sorted(LAYOUTS)),
+    help="Only this format; repeatable.",
+)
+@click.option(
+    "--batch", "batches", multiple=True, type=click.IntRange(1, 256), help="Only this batch size; repeatable."
+)
+@click.option("--rows", type=click.IntRange(1, 1 << 20), help="Rows of the longest request.")
+@click.option("--read-kernel", metavar="MODULE:FUNCTION", callback=_spec, help="Check this read kernel too.")
+@click.option(
+    "--store-kernel", metavar="MODULE:FUNCTION", callback=_spec, help="Check this store kernel too."
+)
+@click.option(
+    "--accumulator-bits",
+    type=click.IntRange(1, 24),
+    help="Fraction bits that the read kernel's tensor cores keep while they add: 13 for fp8 on Hopper.",
+)
+@click.option(
+    "--hadamard-product", is_flag=True, help="The store kernel makes its Hadamard step as a matrix product."
+)
+@click.option(
+    "--timeout",
+    type=click.FloatRange(min=1),
+    default=300.0,
+    show_default=True,
+    help="Seconds for a user's kernel and one format.",
+)
+@click.option(
+    "--seed",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    help="Of the made-up keys and queries.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the results as JSON alone.")
+def command(
+    formats: tuple[str, ...],
+    batches: tuple[int, ...],
+    rows: int | None,
+    read_kernel: str | None,
+    store_kernel: str | None,
+    accumulator_bits: int | None,
+    hadamard_product: bool,
+    timeout: float,
+    seed: int,
+    as_json: bool,
+) -> int:
+    """Check the store and read kernels against the float64 reference.
+
+    Begins with the casts and dot products of the Triton that runs here. Then the kernels of this package, and a user's
+    own where named (docs/kernels.md has the signatures), store rows and read batches of requests of one length and of
+    varied lengths. Errors are relative to the bound that is derived for each number: up to 1 is right.
+
+    Exit codes: 0 all right, 1 something outside its bound, 3 a user's kernel that could not be judged.
+    """
+    from replay.kernels import launch
+
+    try:
+        device = launch.prepare()
+    except RuntimeError as error:
+        raise click.UsageError(str(error)) from error
+    # These decide at import whether Triton interprets, so they come after `prepare`.
+    from replay.kernels import check
+    from replay.kernels.selfcheck import self_check
+
+    batches = tuple(dict.fromkeys(batches)) or (1, 8, 32)
+    plan = check.Plan(
+        formats=tuple(dict.fromkeys(formats)) or tuple(LAYOUTS),
+        batches=batches,
+        device=device,
+        seed=seed,
+        accumulator_bits=accumulator_bits,
+        hadamard_terms=127 if hadamard_product else 7,
+        rows={} if rows is None else dict.fromkeys(batches, rows),
+    )
+    casts = self_check(device)
+    if not as_json:
+        _show_casts(casts)
+    stores: list[check.StoreResult] = []
+    reads: list[check.ReadResult] = []
+    total = len(plan.formats) * (1 + 2 * len(batches)) + len(plan.formats) * (
+        (store_kernel is not None) + 2 * len(batches) * (read_kernel is not None)
+    )
+    with Progress() as progress:
+        sources: list[tuple[str, Any, list[Any]]] = [
+            ("store", check.check_stores(plan), stores),
+            ("read", check.check_reads(plan), reads),
+        ]
+        if store_kernel is not None:
+            sources.append(
+                (f"store {store_kernel}", check.check_user_stores(plan, store_kernel, timeout), stores)
+            )
+        if read_kernel is not None:
+            sources.append((f"read {read_kernel}", check.check_user_reads(plan, read_kernel, timeout), reads))
+        for what, results, into in sources:
+            progress(f"checking {what}", len(stores) + len(reads), total)
+            for result in results:
+                into.append(result)
+                progress(f"checking {what}", len(stores) + len(reads), total)
+    statuses = {result.status for result in stores} | {result.status for result in reads}
+    code = (
+        EXIT_DIVERGENT
+        if "wrong" in statuses
+        else EXIT_INCONCLUSIVE
+        if "not judged" in statuses
+        else EXIT_CLEAN
+    )
+    if as_json:
+        body = {
+            "schema": SCHEMA,
+            "engine": casts.engine,
+            "casts": [{"name": c.name, "right": c.right, "detail": c.detail} for c in casts.conversions],
+            "store": [check.as_json(result) for result in stores],
+            "read": [check.as_json(result) for result in reads],
+            "right": code == EXIT_CLEAN,
+        }
+        click.echo(to_json(body))
+        return code
+    _show_stores(stores)
+    _show_reads(reads)
+    _show_end(stores, reads)
+    return code
+
+
+def _show_casts(casts: Any) -> None:
+    click.echo(f"Casts and dot products: {casts.engine}")
+    for conversion in casts.conversions:
+        detail = f"  {conversion.detail}" if conversion.detail else ""
+        click.echo(f"  {'right' if conversion.right else 'WRONG':<6} {conversion.name:<22}{detail}".rstrip())
+    if casts.wrong:
+        click.echo(
+            "  The kernels of this package use none of the wrong ones; a user's kernel that does is not judged."
+        )
+
+
+def _number(value: float) -> str:
+    return f"{value:.2g}" if value == value and abs(value) != float("inf") else "inf"
+
+
+def _show_stores(results: list[Any]) -> None:
+    click.echo("\nStore against the reference (error: largest distance over its bound)")
+    click.echo(
+        f"  {'kernel':<24}{'format':<8}{'rows':>8}{'error':>9}{'wrong':>7}{'unequal':>9}{'seconds':>9}"
+    )
+    for r in results:
+        line = f"  {r.kernel:<24}{r.format:<8}{r.rows:>8,}"
+        if r.status == "not judged":
+            click.echo(f"{line}  not judged")
+            continue
+        click.echo(
+            f"{line}{_number(r.error):>9}{r.wrong_rows:>7,}{r.unequal_rows:>9,}{r.seconds:>9.2f}{_mark(r)}"
+        )
+
+
+def _show_reads(results: list[Any]) -> None:
+    click.echo("\nRead against the reference (error: largest error over its bound; top-512: least Jaccard)")
+    columns = f"{'kernel':<24}{'format':<8}{'batch':>5}  {'lengths':<9}{'rows':>8}"
+    click.echo(f"  {columns}{'error':>9}{'wrong':>7}{'top-512':>9}{'seconds':>9}")
+    for r in results:
+        line = f"  {r.kernel:<24}{r.format:<8}{r.batch:>5}  {r.lengths:<9}{r.rows:>8,}"
+        if r.status == "not judged":
+            click.echo(f"{line}  not judged")
+            continue
+        click.echo(
+            f"{line}{_number(r.error):>9}{r.wrong_rows:>7,}{r.jaccard:>9.4f}{r.seconds:>9.2f}{_mark(r)}"
+        )
+
+
+def _mark(result: Any) -> str:
+    if result.status == "right":
+        return ""
+    notes = []
+    if getattr(result, "stray_bytes", 0):
+        notes.append(f"{result.stray_bytes:,} bytes changed outside the rows")
+    if getattr(result, "invalid_top_k", 0):
+        notes.append(f"top-k of {result.invalid_top_k} requests does not follow from its logits")
+    return "  WRONG" + (f": {', '.join(notes)}" if notes else "")
+
+
+def _show_end(stores: list[Any], reads: list[Any]) -> None:
+    reasons = dict.fromkeys(r.why for r in (*stores, *reads) if r.why)
+    for why in reasons:
+        click.echo(f"\nNot judged: {why}")
+    rows = sum(r.rows for r in reads)
+    counts = {
+        status: sum(r.status == status for r in stores) + sum(r.status == status for r in reads)
+        for status in ("wrong", "not judged")
+    }
+    said = f"{counts['wrong']} outside their bounds" if counts["wrong"] else "none outside its bound"
+    if counts["not judged"]:
+        said += f", {counts['not judged']} not judged"
+    click.echo(f"\n{len(stores)} stores and {len(reads)} reads ({rows:,} rows read): {said}")
