@@ -1,0 +1,41 @@
+"""The documents: links lead somewhere, and what the README lists is what there is."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from replay import cli
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted(
+    [ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md"), ROOT / "replay/trace/SPEC.md"]
+)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_link_to_a_file_leads_to_one(page: Path) -> None:
+    links = re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text())
+    missing = [link for link in links if "://" not in link and not (page.parent / link).exists()]
+
+    assert missing == []
+
+
+def test_the_readme_lists_every_command() -> None:
+    text = (ROOT / "README.md").read_text()
+
+    listed = set(re.findall(r"^\| `replay ([a-z]+)", text, re.MULTILINE))
+    assert listed == set(cli.available())
+
+
+def test_the_readme_names_every_exit_code_as_the_help_does(capsys: pytest.CaptureFixture[str]) -> None:
+    cli.run(["--help"])
+    shown = re.search(r"Exit codes:(.*?)\.\n", capsys.readouterr().out, re.DOTALL)
+    assert shown is not None
+    codes = re.findall(r"\b\d+\b", shown.group(1))
+
+    text = (ROOT / "README.md").read_text()
+    section = text[text.index("## Exit codes") : text.index("## What a verdict claims")]
+    assert re.findall(r"(?:^|· )(\d+) ", section, re.MULTILINE) == codes
