@@ -1,8 +1,8 @@
 # %% [markdown]
 # # Look at a trace
 #
-# What `replay` says in words is here as arrays. Open this file as a notebook (Jupyter with jupytext, or an editor that knows
-# `# %%` cells), or run it: `TRACE=demo/trace.h5 .venv/bin/python notebooks/look_at_a_trace.py`.
+# What `replay` says in words is here as arrays. Open this file as a notebook (Jupyter with jupytext, or an editor
+# that knows `# %%` cells), or run it: `TRACE=demo/trace.h5 .venv/bin/python notebooks/look_at_a_trace.py`.
 
 # %%
 import os
@@ -54,8 +54,8 @@ if grid is not None:
 # %% [markdown]
 # ## Bytes
 #
-# Two looks at one page, byte by byte, where the bytes were kept: the first finding's first page as it was stored or sent, and as
-# it was read.
+# Two looks at one page, byte by byte, where the bytes were kept: the first finding's first page as it was stored or
+# sent, and as it was read.
 
 
 # %%
