@@ -116,8 +116,15 @@ class Commands(click.Group):
                 formatter.write_dl(commands)
 
 
+def _version() -> str:
+    try:
+        return metadata.version("kv-replay")
+    except metadata.PackageNotFoundError:
+        return "(not installed)"
+
+
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]}, no_args_is_help=True)
-@click.version_option(None, "-V", "--version", package_name="kv-replay", message="kv-replay %(version)s")
+@click.version_option(_version(), "-V", "--version", message="kv-replay %(version)s")
 @click.option("--debug", is_flag=True, help="Show the traceback of an internal error.")
 def cli(debug: bool) -> None:
     """Judge what happened to the KV-cache pages of a prefill/decode pair.
@@ -197,10 +204,3 @@ def _is_unreadable(error: Exception) -> bool:
         if isinstance(kind, type) and isinstance(error, kind):
             return True
     return False
-
-
-def _version() -> str:
-    try:
-        return metadata.version("kv-replay")
-    except metadata.PackageNotFoundError:
-        return "(not installed)"
