@@ -164,6 +164,7 @@ def _bad_reads(
         base = np.where(base < 0, content[name], base)
     own = np.where(cells.own_store >= 0, snaps.content[np.maximum(cells.own_store, 0)], -1)
     source = np.where(content["SE"] >= 0, content["SE"], content["SE+"])
+    source = np.where(source < 0, content["ST"], source)
     seen = snaps.content[reads]
     judged = (seen >= 0) & ((base[number] >= 0) | (own[number] >= 0) | (cells.valid[number] == 0))
     same = (seen == base[number]) | ((seen == own[number]) & (cells.valid[number] == 0))
@@ -276,6 +277,8 @@ def _chunk_cases(
     wire_bad = np.where(
         (has_se & has_after)[:, None], from_before & from_after, from_before | from_after
     )
+    # Without any look at the source, its finished store stands for it.
+    wire_bad |= differ("ST", "RC") & stored & ~(has_se | has_after)[:, None]
     # Bytes that equal the finished store are right, whatever the source looked like at the post.
     if "ST" in units and "RC" in units:
         wire_bad &= differ("ST", "RC") | ~(units["ST"][0] & has_rc)[:, None] | ~stored

@@ -47,7 +47,7 @@ def _wire(case: Case, evidence: Evidence, *, judged: bool, delivered: bool) -> I
     bad = case.wire_bad
     if not bad.any():
         return
-    source = "SE+" if case.has("SE+") else "SE"
+    source = next((stage for stage in ("SE+", "SE", "ST") if case.has(stage)), "ST")
     foreign = late_foreign_write.explain(case, evidence, bad, "RC")
     if foreign is not None:
         yield foreign
@@ -80,6 +80,8 @@ def _wire(case: Case, evidence: Evidence, *, judged: bool, delivered: bool) -> I
 def _destination(case: Case, evidence: Evidence) -> Iterator[Explanation]:
     # Bytes that arrived after completion was told are the wire rung's, not a change at the destination.
     healed = case.same("LT", "SE+") | case.same("LT", "SE")
+    if not case.has("SE") and not case.has("SE+"):
+        healed = case.same("LT", "ST")
     looks = (("LT", case.later_bad & ~healed), ("RD", case.read_bad), ("RD", case.appended_bad))
     done = np.zeros(len(case.valid), bool)
     for stage, mask in looks:
@@ -93,9 +95,12 @@ def _destination(case: Case, evidence: Evidence) -> Iterator[Explanation]:
             bad = bad & ~foreign.explained
         if bad.any():
             expected = next((name for name in ("RC", "SE", "ST") if case.has(name)), "ST")
+            where, why = "destination", "the page changed after its bytes had arrived"
             if mask is case.appended_bad:
-                expected = "OWN"
-            yield _unclassified(bad, "destination", expected, stage, "the page changed after its bytes had arrived")
+                expected, why = "OWN", "rows that this side appended differ from its own store"
+            elif not case.has("RC") and expected != "ST":
+                where, why = "wire", "the page differs from its source at the read; no look at completion says since when"
+            yield _unclassified(bad, where, expected, stage, why)
 
 
 def _unclassified(bad: Bool, stage: str, expected: str, observed: str, why: str) -> Explanation:

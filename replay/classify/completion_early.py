@@ -18,7 +18,9 @@ Bool = npt.NDArray[np.bool_]
 
 def explain(case: Case, evidence: Evidence, bad: Bool) -> Explanation | None:
     """Units of ``bad`` (RC differs from the source) that arrived later."""
-    source = "SE+" if case.has("SE+") else "SE"
+    source = next((stage for stage in ("SE+", "SE", "ST") if case.has(stage)), "")
+    if source == "":
+        return None
     later, healed = _arrived_later(case, source, bad)
     if later == "" or not halves(healed)[0].any() and not healed.any():
         return None
@@ -29,7 +31,8 @@ def explain(case: Case, evidence: Evidence, bad: Bool) -> Explanation | None:
     ordered = later == "RD" or order.before(case.moment("RC"), case.moment(later))
     torn_read, clean_read = _reads(case, source, healed)
     others_quiet = _no_other_writer(case, evidence)
-    sure = old_known and ordered and others_quiet and torn_read and bool((healed == bad).all())
+    told = _told(case, evidence)
+    sure = old_known and ordered and told and others_quiet and torn_read and bool((healed == bad).all())
     confidence: Confidence = "certain" if sure else "likely"
     values, scales = halves(healed)
     lines = [
@@ -83,6 +86,13 @@ def _reads(case: Case, source: str, healed: Bool) -> tuple[bool, bool]:
         else:
             torn = True
     return torn, clean
+
+
+def _told(case: Case, evidence: Evidence) -> bool:
+    """Whether the protocol's edges show that the page was looked at after its transfer had been posted."""
+    order, completed = case.timeline.order, case.moment("RC")
+    sends = evidence.descriptors.sends_of(case.request).tolist()
+    return any(order.before(case.timeline.moment("send", send), completed) for send in sends)
 
 
 def _no_other_writer(case: Case, evidence: Evidence) -> bool:

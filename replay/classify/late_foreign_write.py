@@ -80,8 +80,10 @@ def _donor(
     writers_known = evidence.covers(case.process, "alloc") and evidence.covers(posted.process, "send")
     changed_hands = freed is not None and order.before(timeline.frees.moment_of(freed), got)
     landed_late = case.has(earlier) and order.before(case.moment(earlier), seen)
+    # The edge between the processes: the transfer was posted for a page that had been announced for it.
+    announced = order.before(timeline.allocs.moment_of(theirs), posted)
     enough = int(values.sum()) >= min(4, int(halves(bad)[0].sum()))
-    whole = writers_known and changed_hands and landed_late and enough
+    whole = writers_known and changed_hands and landed_late and announced and enough
     confidence: Confidence = "certain" if whole else "likely"
     lines = [
         f"{stage} of page {case.page} holds the source bytes of room {donor_room}'s logical page {logical} "
