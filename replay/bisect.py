@@ -55,7 +55,9 @@ class Case:
     page: int
     buffer: BufferInfo
     valid: Bool  #: units that matter
-    rows: dict[str, int]  #: stage -> row of Timeline.snapshots; "RD" the first wrong read, "OWN" the reader's own ST
+    rows: dict[
+        str, int
+    ]  #: stage -> row of Timeline.snapshots; "RD" the first wrong read, "OWN" the reader's own ST
     units: dict[str, U64]  #: stage -> units
     source_bad: Bool = field(default_factory=lambda: np.zeros(0, bool))
     wire_bad: Bool = field(default_factory=lambda: np.zeros(0, bool))
@@ -117,11 +119,19 @@ def climb(timeline: Timeline, progress: Progress | None = None) -> Ladder:
     cells = build_cells(timeline)
     snaps = timeline.snapshots
     content = {
-        name: np.where(rows >= 0, snaps.content[np.maximum(rows, 0)], -1) for name, rows in cells.stage.items()
+        name: np.where(rows >= 0, snaps.content[np.maximum(rows, 0)], -1)
+        for name, rows in cells.stage.items()
     }
     matters = cells.valid > 0
     suspect = np.zeros(len(cells), bool)
-    for first, second in (("ST", "SE"), ("ST", "SE+"), ("SE", "RC"), ("SE+", "RC"), ("RC", "LT"), ("ST", "RC")):
+    for first, second in (
+        ("ST", "SE"),
+        ("ST", "SE+"),
+        ("SE", "RC"),
+        ("SE+", "RC"),
+        ("RC", "LT"),
+        ("ST", "RC"),
+    ):
         both = (content[first] >= 0) & (content[second] >= 0)
         suspect |= both & (content[first] != content[second]) & matters
     bad_reads, checked, unjudged = _bad_reads(timeline, cells, content, progress)
@@ -274,9 +284,7 @@ def _chunk_cases(
     stored = row_of_unit < (told - cells.logical[part] * (width // 2))[:, None]
     from_before, from_after = differ("SE", "RC"), differ("SE+", "RC")
     # What the wire carried is the source at some time between the two snapshots of it.
-    wire_bad = np.where(
-        (has_se & has_after)[:, None], from_before & from_after, from_before | from_after
-    )
+    wire_bad = np.where((has_se & has_after)[:, None], from_before & from_after, from_before | from_after)
     # Without any look at the source, its finished store stands for it.
     wire_bad |= differ("ST", "RC") & stored & ~(has_se | has_after)[:, None]
     # Bytes that equal the finished store are right, whatever the source looked like at the post.
@@ -291,9 +299,7 @@ def _chunk_cases(
         anything = source_differs[index] | wire_bad[index] | later[index]
         if prompt_bad is None and not anything.any():
             continue
-        rows = {
-            name: int(cells.stage[name][number]) for name in units if units[name][0][index]
-        }
+        rows = {name: int(cells.stage[name][number]) for name in units if units[name][0][index]}
         have = {name: full[index] for name, (present, full) in units.items() if present[index]}
         if read_row >= 0:
             rows["RD"] = read_row

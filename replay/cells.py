@@ -210,7 +210,9 @@ def _stores(
     store = np.full(len(universe), -1, np.int64)
     for number in range(processes):
         # A side that reads its own stores (no transfer) has its own ST as the source.
-        chosen = np.flatnonzero(np.where(has_source, source_process == number, number != process) & (store < 0))
+        chosen = np.flatnonzero(
+            np.where(has_source, source_process == number, number != process) & (store < 0)
+        )
         store[chosen] = _last(snaps.seq, key, rows, cell_key[chosen] * processes + number)
     alone = (store < 0) & ~has_source & (stage["RC"] < 0)
     store[alone] = own_store[alone]
@@ -221,4 +223,3 @@ def _stores(
         if (int(snaps.process[row]), int(snaps.request[row]), int(snaps.page[row])) in shared:
             store[number] = _before(timeline, "ST", row)
     return store, own_store
-

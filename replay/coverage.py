@@ -72,7 +72,9 @@ def coverage(trace: Trace) -> Coverage:
             missing.append(NotJudged(f"{name}: {total} records", "they were dropped while recording"))
         if not process.ended:
             cut = f" ({process.cut})" if process.cut else ""
-            missing.append(NotJudged(f"{name}: everything after its last record", f"its journal was never closed{cut}"))
+            missing.append(
+                NotJudged(f"{name}: everything after its last record", f"its journal was never closed{cut}")
+            )
         elif process.cut:
             missing.append(NotJudged(f"{name}: a part of its journal", process.cut))
     losses = {

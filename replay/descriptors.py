@@ -171,9 +171,9 @@ class DescriptorMap:
         whole = (pieces.start == 0) & (pieces.source_start == 0) & (pieces.buffer >= 0) & (pieces.source >= 0)
         whole &= pieces.stop == sizes[np.maximum(pieces.buffer, 0)]
         whole &= sizes[np.maximum(pieces.source, 0)] == sizes[np.maximum(pieces.buffer, 0)]
-        have = np.stack(
-            [pieces.request, pieces.buffer, pieces.page, pieces.source, pieces.source_page], 1
-        )[whole]
+        have = np.stack([pieces.request, pieces.buffer, pieces.page, pieces.source, pieces.source_page], 1)[
+            whole
+        ]
         at, origin = np.maximum(seen, 0), np.maximum(source, 0)
         want = np.stack(
             [cells.request, snaps.buffer[at], snaps.page[at], snaps.buffer[origin], snaps.page[origin]], 1
@@ -191,7 +191,9 @@ class DescriptorMap:
                 found |= {int(length) for length in rows[inside, 1]}
         return sorted(found)
 
-    def own_bytes(self, request: int, buffer: int, page: int, source: int, source_page: int, size: int) -> Bool:
+    def own_bytes(
+        self, request: int, buffer: int, page: int, source: int, source_page: int, size: int
+    ) -> Bool:
         """Bytes of a destination page that the request's own sends bring from the right place: ``bool[size]``."""
         right = np.zeros(size, bool)
         for row in self.touching(buffer, page).tolist():
@@ -253,4 +255,6 @@ def _intersect(left: Resolved, right: Resolved) -> npt.NDArray[np.int64]:
 
 def _bounds(descriptor: I64, count: int) -> tuple[I64, I64]:
     numbers = np.arange(count)
-    return np.searchsorted(descriptor, numbers, side="left"), np.searchsorted(descriptor, numbers, side="right")
+    return np.searchsorted(descriptor, numbers, side="left"), np.searchsorted(
+        descriptor, numbers, side="right"
+    )

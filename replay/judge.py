@@ -101,7 +101,9 @@ def judge(trace: Trace, options: JudgeOptions | None = None, progress: Progress 
     )
 
 
-def _byte_rungs(ladder: Ladder, evidence: Evidence) -> tuple[list[PageEvidence], list[Hazard], list[NotJudged]]:
+def _byte_rungs(
+    ladder: Ladder, evidence: Evidence
+) -> tuple[list[PageEvidence], list[Hazard], list[NotJudged]]:
     judged, delivered = evidence.descriptors.delivered(ladder.cells)
     pages: list[PageEvidence] = []
     hazards: dict[str, Hazard] = {}
@@ -186,8 +188,15 @@ def _geometry_hazards(
                 f"room {room}, {name} layer {layer}, logical page {int(cells.logical[cell])}",
             ),
         )
-    pairs = {
-        (source.name, source.layer, source.item_length, target.item_length, source.layout.name, target.layout.name)
+    unlike = {
+        (
+            source.name,
+            source.layer,
+            source.item_length,
+            target.item_length,
+            source.layout.name,
+            target.layout.name,
+        )
         for source in timeline.buffers
         for target in timeline.buffers
         if _role(timeline, source.process) == "prefill"
@@ -195,10 +204,13 @@ def _geometry_hazards(
         and (source.name, source.layer) == (target.name, target.layer)
         and (source.item_length, source.layout.name) != (target.item_length, target.layout.name)
     }
-    for name, layer, left, right, first, second in sorted(pairs):
+    for name, layer, left, right, first, second in sorted(unlike):
         hazards.setdefault(
             f"geometry {name}",
-            Hazard(f"item length {left} ({first}) at the sender, {right} ({second}) at the receiver", f"{name} layer {layer}"),
+            Hazard(
+                f"item length {left} ({first}) at the sender, {right} ({second}) at the receiver",
+                f"{name} layer {layer}",
+            ),
         )
 
 
@@ -211,7 +223,13 @@ def _sorted(findings: list[Finding]) -> list[Finding]:
     rank = {"certain": 0, "likely": 1, "possible": 2}
     return sorted(
         findings,
-        key=lambda f: (f.code == "unclassified", STAGES.index(f.stage), rank[f.confidence], f.request.room, f.layer),
+        key=lambda f: (
+            f.code == "unclassified",
+            STAGES.index(f.stage),
+            rank[f.confidence],
+            f.request.room,
+            f.layer,
+        ),
     )
 
 
@@ -227,14 +245,21 @@ def _missing(ladder: Ladder, tables: TableRung, timeline: Timeline) -> list[NotJ
         missing.append(NotJudged(f"{unknown} pages", "how many rows of them are valid was not recorded"))
     if ladder.unjudged_reads:
         missing.append(
-            NotJudged(f"{ladder.unjudged_reads} page snapshots at reads (RD)", "no earlier snapshot to compare with")
+            NotJudged(
+                f"{ladder.unjudged_reads} page snapshots at reads (RD)", "no earlier snapshot to compare with"
+            )
         )
     if tables.unknown:
-        missing.append(NotJudged(f"the block tables of {tables.unknown} reads", "allocations of them were not recorded"))
+        missing.append(
+            NotJudged(f"the block tables of {tables.unknown} reads", "allocations of them were not recorded")
+        )
     formats = timeline.trace.table("buffer")["format"]
     if len(formats) > len(timeline.buffers):
         missing.append(
-            NotJudged(f"{len(formats) - len(timeline.buffers)} buffers", "this version does not know their page format")
+            NotJudged(
+                f"{len(formats) - len(timeline.buffers)} buffers",
+                "this version does not know their page format",
+            )
         )
     return missing
 
@@ -267,7 +292,9 @@ def _cleared(
     return tuple(stage for stage in STAGES if judged[stage] and stage not in guilty)
 
 
-def _scope(timeline: Timeline, ladder: Ladder, tables: TableRung, stores: Rung, reads: Rung) -> dict[str, Any]:
+def _scope(
+    timeline: Timeline, ladder: Ladder, tables: TableRung, stores: Rung, reads: Rung
+) -> dict[str, Any]:
     rooms = sorted({timeline.requests[number][0] for number in ladder.requests.tolist()})
     return {
         "requests": len(ladder.requests),

@@ -52,9 +52,7 @@ def moment(table: Table, row: int) -> Moment:
     """The moment of record ``row`` of ``table``."""
     stream = int(table["stream"][row])
     line = -1 - stream if stream >= 0 else int(table["thread"][row])
-    return Moment(
-        int(table["process"][row]), line, int(table["begin_seq"][row]), int(table["seq"][row])
-    )
+    return Moment(int(table["process"][row]), line, int(table["begin_seq"][row]), int(table["seq"][row]))
 
 
 class HappensBefore:

@@ -1,7 +1,7 @@
 """Re-execution: every recorded store and read is done again and compared with what was captured.
 
-The reference (``kernels/reference.py``, numpy, float64) judges all of them. The Triton kernels run on a fixed sample and
-on what is suspect, or on everything with ``exhaustive``; torch is imported only for them.
+The reference (``kernels/reference.py``, numpy, float64) judges all of them. The Triton kernels run on a fixed
+sample and on what is suspect, or on everything with ``exhaustive``; torch is imported only for them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,13 @@ import numpy.typing as npt
 from capture_hooks.layouts import Layout
 from replay.classify import kernel_numerics, wrong_store_bytes
 from replay.findings import PageEvidence
-from replay.kernels.reference import StoreInputs, check_store, logits_reference, top_k_violations, wrong_logits
+from replay.kernels.reference import (
+    StoreInputs,
+    check_store,
+    logits_reference,
+    top_k_violations,
+    wrong_logits,
+)
 from replay.timeline import Timeline
 
 if TYPE_CHECKING:
@@ -90,7 +96,9 @@ class Rung:
 SAMPLE_LIMIT = 64
 
 
-def replay_stores(timeline: Timeline, evidence: Evidence, limit: int = SAMPLE_LIMIT, progress: Progress | None = None) -> Rung:
+def replay_stores(
+    timeline: Timeline, evidence: Evidence, limit: int = SAMPLE_LIMIT, progress: Progress | None = None
+) -> Rung:
     """Do every store again whose inputs were recorded and compare with the page bytes after it (ST)."""
     rung = Rung()
     table = timeline.trace.table("store")
@@ -211,7 +219,12 @@ def replay_reads(
         if case is None:
             continue
         logits, bound = logits_reference(
-            case.layout, case.pages, case.rows, case.query, case.weights, accumulator_bits=case.accumulator_bits
+            case.layout,
+            case.pages,
+            case.rows,
+            case.query,
+            case.weights,
+            accumulator_bits=case.accumulator_bits,
         )
         wrong = wrong_logits(case.logits[: case.rows], logits, bound)
         finite = np.isfinite(bound) & (bound > 0)

@@ -39,7 +39,9 @@ class TableRung:
     reads: int  #: reads judged
     overshoot: int  #: reads of requests whose pages had been freed
     unknown: int  #: reads with entries that no allocation record covers
-    changed: frozenset[int]  #: reads whose table changed while the kernel ran, or differs from the allocator's
+    changed: frozenset[
+        int
+    ]  #: reads whose table changed while the kernel ran, or differs from the allocator's
 
 
 def judge_tables(timeline: Timeline) -> TableRung:
@@ -100,4 +102,3 @@ def judge_tables(timeline: Timeline) -> TableRung:
         unknown=len(unknown),
         changed=frozenset(changed | set(found)),
     )
-

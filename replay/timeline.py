@@ -374,4 +374,6 @@ def _requests(trace: Trace) -> tuple[list[tuple[int, int]], dict[tuple[int, int]
 
 def _check_logical(logical: npt.NDArray[np.int64]) -> None:
     if len(logical) and int(logical.max()) >= MAX_LOGICAL:
-        raise TraceError(f"logical page {int(logical.max())} is beyond {MAX_LOGICAL - 1}", "the tables", DAMAGED)
+        raise TraceError(
+            f"logical page {int(logical.max())} is beyond {MAX_LOGICAL - 1}", "the tables", DAMAGED
+        )

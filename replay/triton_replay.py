@@ -64,7 +64,9 @@ def run(
     counts["reads"] = len(read_cases)
     if wrong_rows:
         unclear.append(
-            NotJudged("re-execution in Triton", f"{wrong_rows} rows disagree with the reference on this machine")
+            NotJudged(
+                "re-execution in Triton", f"{wrong_rows} rows disagree with the reference on this machine"
+            )
         )
     pages: list[PageEvidence] = []
     if options.read_kernel is not None:
@@ -148,7 +150,9 @@ def _user_read(
     if not wrong.any():
         return []
     found = kernel_numerics.explain(timeline, evidence, mine, reference, bound, wrong)
-    return [replace(page, rule=f"your kernel {spec}" + (f": {page.rule}" if page.rule else "")) for page in found]
+    return [
+        replace(page, rule=f"your kernel {spec}" + (f": {page.rule}" if page.rule else "")) for page in found
+    ]
 
 
 def _user_store(

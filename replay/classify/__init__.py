@@ -40,7 +40,9 @@ def _source(case: Case, evidence: Evidence) -> Iterator[Explanation]:
         bad = bad & ~found.explained
     if bad.any():
         seen = "SE" if case.has("SE") and (bad & ~case.same("SE", "ST")).any() else "SE+"
-        yield _unclassified(bad, "source", "ST", seen, "the source at the send differs from its finished store")
+        yield _unclassified(
+            bad, "source", "ST", seen, "the source at the send differs from its finished store"
+        )
 
 
 def _wire(case: Case, evidence: Evidence, *, judged: bool, delivered: bool) -> Iterator[Explanation]:
@@ -99,7 +101,10 @@ def _destination(case: Case, evidence: Evidence) -> Iterator[Explanation]:
             if mask is case.appended_bad:
                 expected, why = "OWN", "rows that this side appended differ from its own store"
             elif not case.has("RC") and expected != "ST":
-                where, why = "wire", "the page differs from its source at the read; no look at completion says since when"
+                where, why = (
+                    "wire",
+                    "the page differs from its source at the read; RC is missing",
+                )
             yield _unclassified(bad, where, expected, stage, why)
 
 

@@ -1,8 +1,8 @@
 """What a classifier gives back, and what all of them share.
 
-A classifier is one module with one function ``explain(case, evidence, bad) -> Explanation | None``. It gets a case and the
-units that are still unexplained at its rung, and answers for which of them its kind is the cause. It answers None
-rather than guess: units that nobody explains become ``unclassified`` at their stage.
+A classifier is one module with one function ``explain(case, evidence, bad) -> Explanation | None``. It gets
+a case and the units that are still unexplained at its rung, and answers for which of them its kind is the cause.
+It answers None rather than guess: units that nobody explains become ``unclassified`` at their stage.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from replay.bisect import Case
 from replay.descriptors import DescriptorMap
 from replay.timeline import Timeline
 from replay.verdict import Confidence, Donor, RunnerUp
@@ -64,7 +63,9 @@ class Evidence:
 
     timeline: Timeline
     descriptors: DescriptorMap
-    complete: dict[int, frozenset[str]] = field(default_factory=dict)  #: process -> what its hooks cover whole
+    complete: dict[int, frozenset[str]] = field(
+        default_factory=dict
+    )  #: process -> what its hooks cover whole
 
     def covers(self, process: int, *what: str) -> bool:
         """Whether absence is evidence: the hooks of ``process`` see every event of these kinds."""

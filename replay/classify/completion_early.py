@@ -22,7 +22,7 @@ def explain(case: Case, evidence: Evidence, bad: Bool) -> Explanation | None:
     if source == "":
         return None
     later, healed = _arrived_later(case, source, bad)
-    if later == "" or not halves(healed)[0].any() and not healed.any():
+    if later == "" or (not halves(healed)[0].any() and not healed.any()):
         return None
     old = case.same("RC", "RC-") if case.has("RC-") else np.zeros(len(bad), bool)
     torn = healed & ~old

@@ -88,12 +88,16 @@ def _donor(
     lines = [
         f"{stage} of page {case.page} holds the source bytes of room {donor_room}'s logical page {logical} "
         f"({span(values)}: equal by digest)",
-        f"room {donor_room}'s transfer {int(evidence.descriptors.sends['transfer'][send])} names this page: it owned it "
-        "when the transfer was set up",
+        f"room {donor_room}'s transfer {int(evidence.descriptors.sends['transfer'][send])} names this page: "
+        "it owned it when the transfer was set up",
         _interval(case, evidence, posted, done, got, donor_room),
     ]
     if case.has(earlier) and landed_late:
-        what = "its own bytes were complete at reception (RC)" if earlier == "RC" else "RC before the transfer differs"
+        what = (
+            "its own bytes were complete at reception (RC)"
+            if earlier == "RC"
+            else "RC before the transfer differs"
+        )
         lines.append(f"{what}: the write landed after that")
     if changed_hands:
         lines.append(f"room {donor_room} gave the page back before room {case.room} got it")
@@ -107,7 +111,8 @@ def _donor(
         evidence=tuple(lines),
         donor=Donor(donor_room, layer, logical),
         runner_up=RunnerUp(
-            "F04", f"room {donor_room} owned page {case.page} when its transfer was announced, so the page id was right"
+            "F04",
+            f"room {donor_room} owned page {case.page} when its transfer was announced, so the page id was right",
         ),
     )
 

@@ -80,7 +80,8 @@ def _send(case: Case, evidence: Evidence) -> int:
 
 def _other_store(case: Case, process: int) -> bool:
     """Whether another request's ST of this source page was taken between the page's allocation and the end of
-    the send: then an overwritten source is possible."""
+    the send: then an overwritten source is possible.
+    """
     snaps = case.timeline.snapshots
     row = case.rows["SE"]
     end = int(snaps.seq[case.rows.get("SE+", row)])

@@ -1,7 +1,8 @@
 """F18: the block table that the kernel read was stale or torn.
 
-Signature: the pages are right, and the table at the read names other pages than the allocator gave the request, as a rule
-pages of another request. Told apart from content faults because the bytes of the named pages are their owners' own.
+Signature: the pages are right, and the table at the read names other pages than the allocator gave the
+request, as a rule pages of another request. Told apart from content faults because the bytes of the named pages are
+their owners' own.
 """
 
 from __future__ import annotations
@@ -61,7 +62,8 @@ def _owner(timeline: Timeline, case: TableCase, page: int) -> tuple[int, int] | 
     before = [
         row
         for row in timeline.allocs_of_page(case.process, page)
-        if int(timeline.allocs.seq[row]) < case.moment.seq and int(timeline.allocs.request[row]) != case.request
+        if int(timeline.allocs.seq[row]) < case.moment.seq
+        and int(timeline.allocs.request[row]) != case.request
     ]
     if not before:
         return None

@@ -1,8 +1,8 @@
 """F03: the transfer was set up with another item length or page pitch than the pages have.
 
-Signature: the descriptors themselves. (a) Addresses computed with a wrong pitch displace page i by i * delta; (b) a right
-pitch with a short length leaves the tail of every page old. The bytes that differ are those which no descriptor of the
-request brings from the right place.
+Signature: the descriptors themselves. (a) Addresses computed with a wrong pitch displace page i by i * delta;
+(b) a right pitch with a short length leaves the tail of every page old. The bytes that differ are those which no
+descriptor of the request brings from the right place.
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ def explain(case: Case, evidence: Evidence, bad: Bool) -> Explanation | None:
     same_format = source.layout == case.layout
     if not wrong and same_format:
         return None
-    right = descriptors.own_bytes(case.request, case.buffer.number, case.page, source_buffer, source_page, size)
+    right = descriptors.own_bytes(
+        case.request, case.buffer.number, case.page, source_buffer, source_page, size
+    )
     if not same_format:
         right[:] = False  # the bytes of another format are right nowhere
     delivered = _unit_mask(case, right)
@@ -95,7 +97,9 @@ def _displaced_foreign(case: Case, evidence: Evidence) -> Bool:
     hit = np.zeros(case.layout.page_bytes, bool)
     for row in evidence.descriptors.touching(case.buffer.number, case.page).tolist():
         whole = int(pieces.start[row]) == 0 and int(pieces.stop[row]) == case.layout.page_bytes
-        if int(pieces.request[row]) == case.request and int(pieces.source_start[row]) == int(pieces.start[row]):
+        if int(pieces.request[row]) == case.request and int(pieces.source_start[row]) == int(
+            pieces.start[row]
+        ):
             continue
         if not whole:
             hit[int(pieces.start[row]) : int(pieces.stop[row])] = True
