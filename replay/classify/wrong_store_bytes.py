@@ -66,8 +66,8 @@ def explain(timeline: Timeline, evidence: Evidence, case: StoreCase, check: Stor
             byte_ranges=spans,
         ),
         evidence=(
-            f"{span(rows)}: {int(check.wrong_codes.sum())} codes and {int(check.wrong_scales.sum())} scales lie outside "
-            "what a right store can make of the recorded inputs",
+            f"{span(rows)}: {int(check.wrong_codes.sum())} codes and {int(check.wrong_scales.sum())} scales lie "
+            "outside what a right store can make of the recorded inputs",
             f"the {int(check.reproduced.sum())} other rows of this store in the page are reproduced",
             f"store of {len(position)} rows, step {int(timeline.trace.table('store')['step'][case.store])}; "
             "the page was looked at after it" + (" in its order" if ordered else ""),
