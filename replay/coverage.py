@@ -44,6 +44,7 @@ def coverage(trace: Trace) -> Coverage:
     """Read the hook and loss tables of a trace."""
     missing: list[NotJudged] = []
     lost = _losses(trace)
+    served = bool((trace.table("request")["phase"] == "arrived").any())
     complete: dict[int, frozenset[str]] = {}
     shown: dict[str, Any] = {}
     for number, process in enumerate(trace.processes):
@@ -52,6 +53,12 @@ def coverage(trace: Trace) -> Coverage:
         good = {h["covers"] for h in hooks.values() if h["state"] == "attached" and h["complete"]}
         bad = {h["covers"] for h in hooks.values()} - good
         bad |= {h["covers"] for h in hooks.values() if h["state"] != "attached" or not h["complete"]}
+        silent = {
+            what
+            for what in NEEDED.get(process.role, ())
+            if served and what in good and not any(h["fired"] for h in hooks.values() if h["covers"] == what)
+        }
+        bad |= silent
         gone = lost.get(number, {})
         for what in gone:
             bad |= {COVERS[what]} if what in COVERS else set(COVERS.values()) if what == "" else set()
@@ -66,6 +73,8 @@ def coverage(trace: Trace) -> Coverage:
         absent = [what for what in needed if what not in complete[number]]
         if absent:
             why = "records of it were lost" if gone else "no attached hook sees all of it"
+            if set(absent) <= silent:
+                why = "the hooks are attached and never fired: the engine goes another way"
             missing.append(NotJudged(f"{name}: {', '.join(absent)}", why))
         total = sum(int(entry["count"]) for entry in gone.values())
         if total:
