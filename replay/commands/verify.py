@@ -35,10 +35,8 @@ def command(traces: tuple[Path, ...], as_json: bool, verbose: bool) -> int:
     try:
         with Progress() as progress:
             checked = [verify(path, progress) for path in found.files]
-        lost = [
-            *found.problems,
-            *(loss for item in checked if not item.problems for loss in _losses(item.path)),
-        ]
+        recorded = [loss for item in checked if not item.problems for loss in _losses(item.path)]
+        lost = list(dict.fromkeys([*found.problems, *recorded]))
     finally:
         found.close()
     damaged = any(item.problems for item in checked)

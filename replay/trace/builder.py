@@ -346,7 +346,7 @@ def _to_array(spec: ArraySpec, value: Any) -> npt.NDArray[Any]:
     """A copy of ``value`` of the declared type and shape; a conversion that loses something is refused."""
     given = np.asarray(value)
     dtype = np.dtype(spec.dtype)
-    if given.size == 0 and given.ndim != len(spec.shape):
+    if given.size == 0:
         return spec.empty()
     wanted = ", ".join("n" if n is None else str(n) for n in spec.shape)
     if given.ndim != len(spec.shape) or any(

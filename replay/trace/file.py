@@ -71,6 +71,11 @@ class ProcessInfo:
     journal_bytes: int = -1
 
 
+def process_place(role: str, rank: int, run: str) -> tuple[int, str, int, str]:
+    """Sort key of a process: prefill, decode, others; then by rank and run."""
+    return {"prefill": 0, "decode": 1}.get(role, 2), role, rank, run
+
+
 class TraceFile:
     """An open trace file. Everything is read when it is asked for, and only then.
 
@@ -82,6 +87,7 @@ class TraceFile:
         self.place = str(path)
         self._root = open_file(path)
         self._rows: dict[str, int] = {}
+        self._groups: dict[str, Any] = {}
         self._stores: dict[str, BlobReader | None] = {}
         try:
             self.version = self._check_version()
@@ -192,7 +198,10 @@ class TraceFile:
         return found
 
     def _group(self, table: str) -> Any | None:
-        return None if self._events is None else subgroup(self._events, table, f"{self.place}/events")
+        if table not in self._groups:
+            inside = f"{self.place}/events"
+            self._groups[table] = None if self._events is None else subgroup(self._events, table, inside)
+        return self._groups[table]
 
     def rows(self, table: str) -> int:
         """Number of rows of ``table``; 0 where the file has no such table."""

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from replay.trace.contents import Contents
 from replay.trace.errors import TraceError
-from replay.trace.file import ProcessInfo, TraceFile
+from replay.trace.file import ProcessInfo, TraceFile, process_place
 from replay.trace.schema import TABLES
 from replay.trace.sources import Found, find_sources
 from replay.trace.table import Ragged, Source, Table
@@ -68,7 +68,7 @@ class Trace:
 
     def _join(self) -> None:
         # One order whatever order the paths came in.
-        self._files.sort(key=_place_in_order)
+        self._files.sort(key=lambda file: [process_place(p.role, p.rank, p.run) for p in file.processes])
         self.paths: tuple[Path, ...] = tuple(file.path for file in self._files)
         self.processes: list[ProcessInfo] = [process for file in self._files for process in file.processes]
         codes: dict[str, int] = {}
@@ -123,19 +123,6 @@ class Trace:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def _place_in_order(file: TraceFile) -> list[tuple[int, str, int, str]]:
-    roles = ("prefill", "decode")
-    return [
-        (
-            roles.index(process.role) if process.role in roles else len(roles),
-            process.role,
-            process.rank,
-            process.run,
-        )
-        for process in file.processes
-    ]
 
 
 def open_trace(*paths: str | os.PathLike[str], merge: bool = True) -> Trace:

@@ -7,13 +7,15 @@ this in a child. It needs neither torch nor click.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from capture_hooks.events import Process
 from capture_hooks.journal import JournalError, JournalReader
 from replay.trace.errors import TraceError
+from replay.trace.file import process_place
 from replay.trace.sources import TRACE_SUFFIX
 from replay.trace.writer import TraceWriter
 
@@ -59,16 +61,28 @@ def seal(
     for journal in journals:
         mode &= journal.stat().st_mode if journal.exists() else mode
     with TraceWriter(path, replace, mode) as writer:
-        for journal in journals:
-            try:
+        # Prefill before decode, whatever the order of the files.
+        for journal in sorted(journals, key=_place) if len(journals) > 1 else journals:
+            with _reading_journal(journal):
                 sealed.append(_seal_one(journal, writer, progress))
-            except JournalError as error:
-                raise TraceError(error.what, error.where, _sentence(error.remedy)) from error
-            except OSError as error:
-                raise TraceError(
-                    f"it cannot be read ({error.strerror})", str(journal), "Check the disk and try again"
-                ) from error
     return sealed
+
+
+@contextmanager
+def _reading_journal(journal: Path) -> Iterator[None]:
+    try:
+        yield
+    except JournalError as error:
+        raise TraceError(error.what, error.where, _sentence(error.remedy)) from error
+    except OSError as error:
+        todo = "Check the disk and try again"
+        raise TraceError(f"it cannot be read ({error.strerror})", str(journal), todo) from error
+
+
+def _place(journal: Path) -> tuple[int, str, int, str]:
+    with _reading_journal(journal), JournalReader(journal) as reader:
+        process = reader.process or _from_name(journal)
+        return process_place(process.role, process.rank, process.run)
 
 
 def _seal_one(journal: Path, writer: TraceWriter, progress: Progress | None) -> SealedProcess:
