@@ -13,9 +13,11 @@ held, so that the answer follows from the story and not from the events.
 
 from __future__ import annotations
 
+import json
+import sys
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +33,8 @@ PAGE_BYTES = layout("fp8").page_bytes
 CONCURRENT = 60
 #: Snapshots of a page in one life: ST, SE before and after, RC before and at completion, LT, RD before.
 LOOKS = 7
-#: Pages of a request: 5 to 13.
-FEWEST, MOST = 5, 13
+#: Pages of a request: 5 to 14.
+FEWEST, MOST = 5, 14
 
 #: (room, layer, code) -> logical pages
 Wrong = dict[tuple[int, int, str], tuple[int, ...]]
@@ -66,24 +68,18 @@ class Job:
     transfer: int = -1
 
 
-@dataclass(slots=True)
 class Pair:
     """Writes the trace. ``wrong`` collects what a judge must say."""
 
-    builder: Any
-    layers: int
-    requests: int
-    seed: int
-    snapshots: int = 0
-    wrong: Wrong = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.rng = np.random.default_rng(self.seed)
+    def __init__(self, builder: TraceBuilder, layers: int, requests: int, seed: int) -> None:
+        self.builder, self.layers, self.requests = builder, layers, requests
+        self.snapshots = 0
+        self.wrong: Wrong = {}
+        self.rng = np.random.default_rng(seed)
         pages = CONCURRENT * MOST + 4 * MOST
-        common = {"host": "5a0c", "engine": "made", "mode": "digest", "transport": "made"}
+        told: dict[str, Any] = {"host": "5a0c", "engine": "made", "mode": "digest", "transport": "made"}
         self.process = {
-            role: self.builder.process(role=role, rank=0, run=role, **common)
-            for role in ("prefill", "decode")
+            role: self.builder.process(role=role, rank=0, run=role, **told) for role in ("prefill", "decode")
         }
         self.memory = {role: Digests.fresh(self.rng, self.layers, pages) for role in self.process}
         self.pool = {role: deque(range(1, pages)) for role in self.process}
@@ -377,11 +373,6 @@ def _put(
     memory.scales[:, pages] = np.where(scale_rows, scales, memory.scales[:, pages])
 
 
-def requests_for(snapshots: int, layers: int) -> int:
-    """Requests that give about ``snapshots`` page snapshots."""
-    return round(snapshots / (layers * LOOKS * (FEWEST + MOST) / 2))
-
-
 def build(path: Path, *, requests: int, layers: int, seed: int = 1) -> tuple[int, Wrong]:
     """Write the trace; returns the number of page snapshots in it and what is wrong in it."""
     builder = TraceBuilder(path)
@@ -389,3 +380,10 @@ def build(path: Path, *, requests: int, layers: int, seed: int = 1) -> tuple[int
     pair.serve()
     builder.close()
     return pair.snapshots, pair.wrong
+
+
+if __name__ == "__main__":
+    made, answer_path = Path(sys.argv[1]), Path(sys.argv[2])
+    count, bad = build(made, requests=int(sys.argv[3]), layers=int(sys.argv[4]), seed=int(sys.argv[5]))
+    rows = [[*key, list(logical)] for key, logical in sorted(bad.items())]
+    answer_path.write_text(json.dumps({"snapshots": count, "wrong": rows}), encoding="utf-8")
