@@ -187,12 +187,13 @@ def test_a_record_is_flushed_within_the_bound(make: Any) -> None:
 
 
 def test_an_idle_process_gives_signs_of_life(make: Any) -> None:
+    start = time.monotonic()
     recorder = make()
     time.sleep(1.3)
     with JournalReader(recorder.path) as reader:
         moments = [event.moment for _, event in reader if isinstance(event, Clock)]
     assert moments[0] == "start"
-    assert 1 <= len(moments) - 1 <= 3
+    assert 1 <= len(moments) - 1 <= time.monotonic() - start + 1
 
 
 # -- what cannot be kept -----------------------------------------------------------------------------------------------
