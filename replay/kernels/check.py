@@ -23,7 +23,7 @@ EPSILON = 1e-6
 HEADS = 64
 TOP_K = 512
 #: Rows of each request by batch: more than 512, so that the top-512 is a choice, and few enough for the interpreter.
-INTERPRETED_ROWS = {1: 8192, 8: 4096, 32: 2048}
+INTERPRETED_ROWS = {1: 4096, 8: 2048, 32: 1024}
 COMPILED_ROWS = 8192
 STORE_ROWS = {"interpreted": 4096, "compiled": 65536}
 
@@ -126,9 +126,10 @@ def lengths_for(rng: np.random.Generator, batch: int, longest: int, varied: bool
     """Lengths in rows: all ``longest``, or from 1 upwards with page edges among them."""
     if not varied:
         return np.full(batch, longest, np.int64)
-    rows = rng.integers(TOP_K + 1, longest + 1, batch)
+    least = TOP_K + 1 if longest > TOP_K else 1
+    rows = rng.integers(least, longest + 1, batch)
     edges = np.array([longest - 1, TOP_K + 1, 1, 64, 65, TOP_K, 63])
-    few = edges[: max(1, batch // 4)]
+    few = np.clip(edges[: max(1, batch // 4)], 1, longest)
     rows[: len(few)] = few
     return rng.permutation(rows).astype(np.int64)
 

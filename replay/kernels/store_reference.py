@@ -222,9 +222,9 @@ def _scale_range(layout: Layout, values: F64, bound: F64) -> tuple[F64, F64, F64
         return nothing, nothing, nothing
     groups = layout.head_dim // layout.scale_block
     sizes = np.abs(values)
-    middle = sizes.reshape(count, groups, -1).max(axis=2)
-    low = (sizes - bound).reshape(count, groups, -1).max(axis=2)
-    high = (sizes + bound).reshape(count, groups, -1).max(axis=2)
+    middle = sizes.reshape(count, groups, layout.scale_block).max(axis=2)
+    low = (sizes - bound).reshape(count, groups, layout.scale_block).max(axis=2)
+    high = (sizes + bound).reshape(count, groups, layout.scale_block).max(axis=2)
     with np.errstate(invalid="ignore"):
         middle, low, high = (np.maximum(x, LEAST_MAGNITUDE) for x in (middle, low, high))
     if layout.scale_type == "fp32":

@@ -131,7 +131,7 @@ def store_rows_torch(
     step = _CHUNK if keys.device.type == "cpu" else 1 << 18
     for start in range(0, len(keys), step):
         part = slice(start, start + step)
-        rotated = rotate_hadamard(keys[part], rope[part], norm_weight, epsilon)
+        rotated = rotate_hadamard(keys[part].contiguous(), rope[part], norm_weight, epsilon)
         values[part], scales[part] = quantise(layout, rotated)
     return values, scales
 
