@@ -20,7 +20,7 @@ import xxhash
 import zstandard
 
 from replay.trace.errors import DAMAGED, TraceError, reading
-from replay.trace.hdf5 import Appender, checked_dataset, read
+from replay.trace.hdf5 import Appender, checked_dataset, read, subgroup
 from replay.trace.schema import CHUNK_BYTES, ZSTD_FILTER
 
 I64 = npt.NDArray[np.int64]
@@ -190,7 +190,9 @@ class BlobReader:
 
     def __init__(self, root: Any, name: str, where: str) -> None:
         self.place = f"{where}/{name}"
-        group = root[name]
+        group = subgroup(root, name, where)
+        if group is None:
+            raise TraceError("it is missing", self.place, DAMAGED)
         parts = []
         for column, dtype, width in (("start", _I8, None), ("length", _I8, None), ("key", _U8, 2)):
             dataset = checked_dataset(group, column, self.place, dtype, width)

@@ -39,14 +39,16 @@ def open_file(path: Path) -> Any:
 def child(group: Any, name: str, where: str) -> Any | None:
     """The object ``name`` of ``group``, or None. Soft and external links are refused."""
     with reading(f"{where}/{name}"):
-        link = group.get(name, getlink=True)
-        if link is None:
+        key = name.encode()
+        if key not in group.id:
             return None
-        if not isinstance(link, h5py.HardLink):
-            raise TraceError(
-                "it is a link to somewhere else, which a trace never has", f"{where}/{name}", DAMAGED
-            )
-        return group[name]
+        if group.id.links.get_info(key).type != h5py.h5l.TYPE_HARD:
+            what = "it is a link to somewhere else, which a trace never has"
+            raise TraceError(what, f"{where}/{name}", DAMAGED)
+        found = h5py.h5o.open(group.id, key)
+        if isinstance(found, h5py.h5d.DatasetID):
+            return h5py.Dataset(found)
+        return h5py.Group(found) if isinstance(found, h5py.h5g.GroupID) else found
 
 
 def subgroup(group: Any, name: str, where: str) -> Any | None:
@@ -101,7 +103,7 @@ def _check_storage(dataset: Any, place: str, itemsize: int, zstd: bool) -> None:
         raise TraceError(f"it has filters {sorted(filters)}", place, DAMAGED)
     size = math.prod(dataset.shape) * itemsize
     stored = dataset.id.get_storage_size()
-    if stored > dataset.file.id.get_filesize():
+    if stored > h5py.h5i.get_file_id(dataset.id).get_filesize():
         raise TraceError(f"it claims {stored} stored bytes, more than the file has", place, DAMAGED)
     if layout == h5py.h5d.CHUNKED:
         chunks = dataset.chunks
