@@ -46,19 +46,22 @@ class LabConfig:
     first_room: int = 7000
     prefill_pages: int = 640
     decode_pages: int = 288
-    tokens: tuple[int, int] = (300, 3000)  #: shortest and longest prompt
-    new_tokens: tuple[int, int] = (8, 24)  #: shortest and longest reply
+    tokens: tuple[int, int] = (260, 1000)  #: shortest and longest of the short prompts
+    long_tokens: tuple[int, int] = (2400, 4000)  #: shortest and longest of the long prompts
+    long_share: float = 0.3
+    new_tokens: tuple[int, int] = (16, 48)  #: shortest and longest reply
     chunk_tokens: int = 1024  #: longest piece of a prompt that one forward batch takes
     batch_tokens: int = 2048  #: tokens of one forward batch
     launch_ahead: int = 8  #: forward batches that may wait on the stream
-    senders: int = 4
-    window: int = 1 << 20  #: bytes that the transport keeps in flight
+    senders: int = 2
+    wire_mb_s: float = 3.0  #: bandwidth of the wire
+    window: int = 1 << 18  #: bytes that the transport keeps in flight
     free_list: str = "lifo"
     heads: int = 8
     top_k: int = 512
-    impatient: float = 0.25  #: share of clients that may go away
-    patience_ms: tuple[float, float] = (20.0, 1500.0)
-    layer_ms: float = 0.6  #: stand-in for the rest of a layer's work, per layer and forward batch
+    impatient: float = 0.35  #: share of clients that may go away
+    patience_ms: tuple[float, float] = (100.0, 2000.0)
+    layer_ms: float = 1.0  #: stand-in for the rest of a layer's work, per layer and forward batch
     triton_pages: int = 2  #: pages whose store and read run as Triton kernels on the interpreter
     timeout_s: float = 120.0
     jobs: tuple[Job, ...] = ()  #: the clients; empty = drawn from the seed
@@ -96,7 +99,7 @@ class LabConfig:
         draw = random.Random(f"clients {self.seed}")  # not for secrets
         jobs = []
         for i in range(self.requests):
-            tokens = draw.randint(*self.tokens)
+            tokens = draw.randint(*(self.long_tokens if draw.random() < self.long_share else self.tokens))
             new_tokens = draw.randint(*self.new_tokens)
             leaves = draw.random() < self.impatient
             patience = draw.uniform(*self.patience_ms)
@@ -110,7 +113,7 @@ class LabConfig:
     @classmethod
     def from_json(cls, body: dict[str, Any]) -> LabConfig:
         """The inverse of :meth:`to_json`."""
-        pairs = {name: tuple(body[name]) for name in ("tokens", "new_tokens", "patience_ms")}
+        pairs = {name: tuple(body[name]) for name in ("tokens", "long_tokens", "new_tokens", "patience_ms")}
         return cls(**{**body, **pairs, "jobs": tuple(Job(**job) for job in body["jobs"])})
 
 

@@ -23,9 +23,9 @@ from replay.lab.barriers import Barriers
 from replay.lab.config import LabConfig, pages_for, rows_for
 from replay.lab.control import Channel, Message
 from replay.lab.faults import policy
-from replay.lab.pool import DUMMY_PAGE, PageAllocator, PagedPool, ReadBatch, StoreBatch
+from replay.lab.pool import DUMMY_PAGE, PageAllocator, PagedPool, ReadBatch, StoreBatch, StorePart
 from replay.lab.stream import Stream
-from replay.lab.transport import Transport
+from replay.lab.transport import Transport, Wire, create
 
 
 @dataclass(eq=False, slots=True)
@@ -40,6 +40,7 @@ class Sequence:
     state: str = "waiting"  #: waiting, announced, aborting, running, over
     produced: int = 0  #: tokens whose step was launched
     last_step: int = 0  #: last step that was launched with it
+    computed: bool = False  #: prefill has the whole prompt
     outcome: str = ""
 
     @property
@@ -110,9 +111,8 @@ class DecodeEngine:
         self._stop = threading.Event()
 
     def _transport(self, kind: str) -> Transport:
-        from replay.lab.transport import create
-
-        return create(kind, self.role, self.pool.memory, self.config.window, self.barriers)
+        wire = Wire(self.config.wire_mb_s * 1e6, self.config.window)
+        return create(kind, self.role, self.pool.memory, wire, self.barriers)
 
     # -- life of the round ---------------------------------------------------------------------------------------
 
@@ -199,6 +199,10 @@ class DecodeEngine:
             sequence = self._sequences.get(body)
             if sequence is not None:
                 self.abort(sequence)
+        elif kind == "computed":
+            sequence = self._sequences.get((body["room"], body["attempt"]))
+            if sequence is not None:
+                sequence.computed = True
         elif kind == "status":
             sequence = self._sequences.get((body["room"], body["attempt"]))
             if sequence is not None and sequence.state == "announced":
@@ -216,9 +220,6 @@ class DecodeEngine:
     def _admit(self) -> None:
         while self._waiting:
             sequence = self._waiting[0]
-            if sequence.state != "waiting":
-                self._waiting.popleft()
-                continue
             count = pages_for(sequence.tokens + sequence.new_tokens)
             pages = self.allocator.alloc(sequence.room, sequence.attempt, count)
             if pages is None:
@@ -257,6 +258,7 @@ class DecodeEngine:
         sequence.outcome = "abort"
         before, sequence.state = sequence.state, "aborting"
         if before == "waiting":
+            self._waiting.remove(sequence)
             self.tell_abort(sequence)
             self.release(sequence, "abort")
         elif before == "announced":
@@ -335,8 +337,9 @@ class DecodeEngine:
     def run(self, step: Step) -> None:
         """One step (runs on the stream)."""
         for layer in range(self.config.layers):
-            for store in self._appended(step, layer):
-                self.append(store)
+            appended = self._appended(step, layer)
+            if appended:
+                self.append(StoreBatch(layer, step.number, appended))
             self._barrier(step, layer)
             self.read(step, self._read_batch(step, layer))
         for sequence, tokens in zip(step.sequences, step.tokens.tolist(), strict=True):
@@ -348,9 +351,9 @@ class DecodeEngine:
         """Give the finished step to the scheduler."""
         self._inbox.put(("step", step))
 
-    def _appended(self, step: Step, layer: int) -> list[StoreBatch]:
+    def _appended(self, step: Step, layer: int) -> tuple[StorePart, ...]:
         """The rows that this step completes: one for every request at a multiple of four tokens."""
-        stores = []
+        parts = []
         for sequence, tokens in zip(step.sequences, step.tokens.tolist(), strict=True):
             if tokens % 4:
                 continue
@@ -358,15 +361,11 @@ class DecodeEngine:
             page = sequence.pages[row // self.layout.rows]
             slots = page * self.layout.rows + row % self.layout.rows
             keys = model.keys(self.config.seed, sequence.room, layer, row)
-            stores.append(
-                StoreBatch(
-                    sequence.room, sequence.attempt, layer, step.number, slots, model.position(row), row, keys
-                )
-            )
-        return stores
+            parts.append(StorePart(sequence.room, sequence.attempt, slots, model.position(row), row, keys))
+        return tuple(parts)
 
     def append(self, batch: StoreBatch) -> None:
-        """Store one appended row."""
+        """Store the appended rows of one layer."""
         self.pool.store(batch)
 
     def _read_batch(self, step: Step, layer: int) -> ReadBatch:

@@ -15,7 +15,7 @@ import numpy as np
 
 from capture_hooks.events import U8
 from replay.lab.barriers import Barriers
-from replay.lab.transport import Slice, Transfer, Transport, TransportError
+from replay.lab.transport import Slice, Transfer, Transport, TransportError, Wire
 
 #: UCX on loopback only. Its default on one host would be a copy by the sender's own thread (process_vm_writev), which is
 #: over when the post returns; TCP is asynchronous, as the network between two hosts is.
@@ -34,8 +34,8 @@ class NixlTransport(Transport):
 
     name = "nixl/UCX"
 
-    def __init__(self, role: str, memory: U8, window: int, barriers: Barriers) -> None:
-        super().__init__(role, memory, window, barriers)
+    def __init__(self, role: str, memory: U8, wire: Wire, barriers: Barriers) -> None:
+        super().__init__(role, memory, wire, barriers)
         prepare()
         from nixl._api import nixl_agent, nixl_agent_config
 

@@ -18,17 +18,24 @@ DUMMY_PAGE = 0
 
 
 @dataclass(frozen=True, slots=True)
-class StoreBatch:
-    """Rows of one request that one store writes in one layer."""
+class StorePart:
+    """Rows of one request within a store."""
 
     room: int
     attempt: int
-    layer: int
-    step: int
     slots: I64  #: physical slot of each row
     positions: I64  #: token position that the kernel rotates by
     logical_rows: I64  #: index of each row within the request
     keys: F32  #: float32[n, 128]
+
+
+@dataclass(frozen=True, slots=True)
+class StoreBatch:
+    """One launch of the store in one layer."""
+
+    layer: int
+    step: int
+    parts: tuple[StorePart, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,16 +80,19 @@ class PagedPool:
 
     def store(self, batch: StoreBatch) -> str:
         """Write the rows of ``batch``; returns the name of the kernel that did it."""
+        slots = np.concatenate([part.slots for part in batch.parts])
+        positions = np.concatenate([part.positions for part in batch.parts])
+        keys = np.concatenate([part.keys for part in batch.parts])
         limit = self.pages * self.layout.rows
-        if len(batch.slots) and (batch.slots.min() < self.layout.rows or batch.slots.max() >= limit):
+        if slots.min() < self.layout.rows or slots.max() >= limit:
             raise ValueError("slot outside the pool, or in the dummy page")
-        engine = self._engine(-(-len(batch.slots) // self.layout.rows))
+        engine = self._engine(-(-len(slots) // self.layout.rows))
         kernels.store(
             self.layout,
             self._caches[batch.layer],
-            torch.from_numpy(batch.slots),
-            torch.from_numpy(batch.keys),
-            torch.from_numpy(model.rope(batch.positions)),
+            torch.from_numpy(slots),
+            torch.from_numpy(keys),
+            torch.from_numpy(model.rope(positions)),
             self._norm_weight,
             model.EPSILON,
             engine=engine,

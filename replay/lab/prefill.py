@@ -2,7 +2,8 @@
 
 Threads: the scheduler owns the allocator and launches forward batches; the stream runs them; sender threads post the chunks of
 a request in order, always the same thread for a request; the transport's thread owns the wire; one thread listens to
-decode. A request's chunks wait ("parked") until decode has announced its destination pages.
+decode. A request's chunks wait ("parked") until decode has announced its destination pages; then a sender takes them up,
+and posts each once the event behind its stores has happened.
 """
 
 from __future__ import annotations
@@ -23,9 +24,12 @@ from replay.lab.barriers import Barriers
 from replay.lab.config import PAGE_TOKENS, LabConfig, pages_for, rows_for
 from replay.lab.control import Channel, Message
 from replay.lab.faults import policy
-from replay.lab.pool import PageAllocator, PagedPool, StoreBatch
+from replay.lab.pool import PageAllocator, PagedPool, StoreBatch, StorePart
 from replay.lab.stream import Event, Stream
-from replay.lab.transport import Slice, Transfer, Transport
+from replay.lab.transport import Slice, Transfer, Transport, Wire, create
+
+#: Pause of a sender between looks at the events it waits for.
+_SENDER_NAP = 0.001
 
 
 @dataclass(eq=False, slots=True)
@@ -41,6 +45,7 @@ class Sequence:
     destination: I64 | None = None
     parked: list[Chunk] = field(default_factory=list)
     in_hand: int = 0  #: chunks that a sender has taken up and not finished
+    sent: int = 0  #: chunks whose transfer is over
     aborted: bool = False
     acknowledged: bool = False
     failed: bool = False
@@ -62,6 +67,12 @@ class Chunk:
     tokens: int
     last: bool
     event: Event | None = None
+
+    @property
+    def written(self) -> Event:
+        """The event behind the chunk's stores, once it is launched."""
+        assert self.event is not None
+        return self.event
 
     @property
     def logical(self) -> int:
@@ -102,11 +113,11 @@ class PrefillEngine:
         self._announced: dict[tuple[int, int], I64] = {}  # before the request itself came
         self._dropped: set[tuple[int, int]] = set()  # aborted before the request itself came
         self._waiting: deque[Sequence] = deque()
-        self._running: deque[Sequence] = deque()
+        self._running: list[Sequence] = []
         self._retiring: list[Sequence] = []
         self._launches: deque[Event] = deque()
         self._inbox: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
-        self._queues: list[queue.SimpleQueue[Chunk | None]] = [
+        self._boxes: list[queue.SimpleQueue[tuple[str, Any]]] = [
             queue.SimpleQueue() for _ in range(config.senders)
         ]
         self._stop = threading.Event()
@@ -117,9 +128,8 @@ class PrefillEngine:
         self._threads: list[threading.Thread] = []
 
     def _transport(self, kind: str) -> Transport:
-        from replay.lab.transport import create
-
-        return create(kind, self.role, self.pool.memory, self.config.window, self.barriers)
+        wire = Wire(self.config.wire_mb_s * 1e6, self.config.window)
+        return create(kind, self.role, self.pool.memory, wire, self.barriers)
 
     # -- life of the round ---------------------------------------------------------------------------------------
 
@@ -134,7 +144,7 @@ class PrefillEngine:
         self.transport.start_sender()
         self.stream = Stream("prefill-stream", self.fail)
         self._thread(self._schedule, "prefill-scheduler")
-        for box in self._queues:
+        for box in self._boxes:
             self._thread(lambda box=box: self._sender(box), "prefill-sender")
         peer.serve(self.hear, "prefill-peer")
 
@@ -150,8 +160,8 @@ class PrefillEngine:
         left = sorted(room for room, _ in self._sequences)
         self._stop.set()
         self._inbox.put(("stop", None))
-        for box in self._queues:
-            box.put(None)
+        for box in self._boxes:
+            box.put(("stop", None))
         for thread in self._threads:
             thread.join(timeout=10)
         self.stream.close()
@@ -233,27 +243,24 @@ class PrefillEngine:
             self._running.append(self._waiting.popleft())
 
     def _form_batch(self) -> list[Chunk]:
-        """One chunk each of as many running prompts as fit, in turn."""
+        """One chunk each of as many prompts as fit, those with the least left to do first."""
+        self._running = [sequence for sequence in self._running if not sequence.aborted]
+        self._running.sort(key=lambda sequence: sequence.tokens - sequence.launched)
         batch: list[Chunk] = []
         budget = self.config.batch_tokens
-        for _ in range(len(self._running)):
-            sequence = self._running.popleft()
-            if sequence.aborted:
-                continue
+        for sequence in self._running:
             left = sequence.tokens - sequence.launched
             size = min(left, self.config.chunk_tokens, budget)
             if size < left:
                 size -= size % PAGE_TOKENS
             if size == 0:
-                self._running.appendleft(sequence)
                 break
             chunk = Chunk(sequence, len(sequence.chunks), sequence.launched, size, size == left)
             sequence.launched += size
             sequence.chunks.append(chunk)
             batch.append(chunk)
             budget -= size
-            if not chunk.last:
-                self._running.append(sequence)
+        self._running = [sequence for sequence in self._running if sequence.launched < sequence.tokens]
         return batch
 
     def _launch(self, batch: list[Chunk]) -> None:
@@ -298,25 +305,28 @@ class PrefillEngine:
             time.sleep(self.config.layer_ms / 1000)  # the rest of the layer runs on the device
             for chunk in batch:
                 self.barriers.at("forward.layer", chunk.sequence.room, chunk.index, layer)
-                if chunk.rows:
-                    self.pool.store(self._store_batch(step, chunk, layer))
+            parts = tuple(self._part(chunk, layer) for chunk in batch if chunk.rows)
+            if parts:
+                self.pool.store(StoreBatch(layer, step, parts))
         for chunk in batch:
             self.stored(step, chunk)
 
-    def _store_batch(self, step: int, chunk: Chunk, layer: int) -> StoreBatch:
+    def _part(self, chunk: Chunk, layer: int) -> StorePart:
         sequence = chunk.sequence
         local = np.arange(chunk.rows, dtype=np.int64)
         rows = local + rows_for(chunk.first_token)
         slots = chunk.pages[local // self.layout.rows] * self.layout.rows + local % self.layout.rows
         positions = model.position(local if self.policy.positions == "chunk" else rows)
         keys = model.keys(self.config.seed, sequence.room, layer, rows)
-        return StoreBatch(sequence.room, sequence.attempt, layer, step, slots, positions, rows, keys)
+        return StorePart(sequence.room, sequence.attempt, slots, positions, rows, keys)
 
     def stored(self, step: int, chunk: Chunk) -> None:
         """All layers of the chunk are written (runs on the stream, before its event)."""
+        sequence = chunk.sequence
+        if chunk.last:
+            self._tell("computed", room=sequence.room, attempt=sequence.attempt)
         if not self.audit.on:
             return
-        sequence = chunk.sequence
         hashes = row_hashes(self.layout, self.pool.memory, chunk.pages, chunk.rows)
         self.audit.rows("stored", sequence.room, sequence.attempt, rows_for(chunk.first_token), hashes)
         if self.policy.positions == "chunk" and chunk.first_token:
@@ -401,43 +411,65 @@ class PrefillEngine:
 
     def enqueue(self, chunk: Chunk) -> None:
         """Give ``chunk`` to the sender thread of its request."""
-        self._queues[chunk.sequence.room % len(self._queues)].put(chunk)
+        self._box(chunk.sequence).put(("chunk", chunk))
 
-    def _sender(self, box: queue.SimpleQueue[Chunk | None]) -> None:
-        while (chunk := box.get()) is not None:
-            self.send(chunk)
+    def _box(self, sequence: Sequence) -> queue.SimpleQueue[tuple[str, Any]]:
+        return self._boxes[sequence.room % len(self._boxes)]
 
-    def send(self, chunk: Chunk) -> None:
-        """Move one chunk (runs on a sender thread)."""
+    def _sender(self, box: queue.SimpleQueue[tuple[str, Any]]) -> None:
+        """Take chunks up, post each once its stores are done, and see to the transfers that are over."""
+        taken: deque[Chunk] = deque()
+        while not self._stop.is_set():
+            try:
+                kind, body = box.get(timeout=_SENDER_NAP if taken else None)
+                if kind == "over":
+                    self.sent(*body)
+                elif kind == "chunk" and self.take(body):
+                    taken.append(body)
+            except queue.Empty:
+                pass
+            while taken and self.may_post(taken[0]):
+                self.send(taken.popleft())
+
+    def take(self, chunk: Chunk) -> bool:
+        """Take a chunk up, unless its request is over already."""
         sequence = chunk.sequence
         with self._lock:
             if sequence.aborted or sequence.failed:
-                return
+                return False
             sequence.in_hand += 1
         self.barriers.at("sender.taken", sequence.room, chunk.index)
-        assert chunk.event is not None
-        if self.policy.await_stores:
-            chunk.event.wait()
+        return True
+
+    def may_post(self, chunk: Chunk) -> bool:
+        """Whether the chunk's stores are done, as far as this sender wants to know."""
+        return not self.policy.await_stores or chunk.written.query()
+
+    def send(self, chunk: Chunk) -> None:
+        """Hand one chunk to the transport."""
+        sequence = chunk.sequence
         self.barriers.at("sender.post", sequence.room, chunk.index)
         transfer = self._transfer(chunk)
+        transfer.on_over = lambda: self._box(sequence).put(("over", (chunk, transfer)))
         self.transport.post(transfer)
         if self.policy.tell == "posted" and chunk.last:
             self.tell_status(sequence, True)
-        ok = transfer.wait(self.config.timeout_s)
-        self.barriers.at("sender.done", sequence.room, chunk.index)
-        self.sent(chunk, ok)
 
-    def sent(self, chunk: Chunk, ok: bool) -> None:
+    def sent(self, chunk: Chunk, transfer: Transfer) -> None:
         """The transfer of one chunk is over."""
         sequence = chunk.sequence
+        self.barriers.at("sender.done", sequence.room, chunk.index)
+        ok = not transfer.error
         with self._lock:
             sequence.in_hand -= 1
+            sequence.sent += 1
             aborted = sequence.aborted
+            first_failure = not ok and not sequence.failed
             sequence.failed = sequence.failed or not ok
+            whole = sequence.chunks[-1].last and sequence.sent == len(sequence.chunks)
         if aborted:
             self._settle(sequence)
-            return
-        if chunk.last or not ok:
+        elif first_failure or (whole and not sequence.failed):
             if self.policy.tell == "done" or not ok:
                 self.tell_status(sequence, ok)
             self._inbox.put(("sent", sequence))
@@ -445,7 +477,7 @@ class PrefillEngine:
     def _transfer(self, chunk: Chunk) -> Transfer:
         """Descriptors of one chunk: in each layer, page by page."""
         sequence = chunk.sequence
-        assert sequence.destination is not None and chunk.event is not None
+        assert sequence.destination is not None
         item = self.policy.item_length or self.pool.item_length()
         source = chunk.pages
         destination = sequence.destination[chunk.logical : chunk.logical + len(source)]
@@ -461,7 +493,7 @@ class PrefillEngine:
         )
         return Transfer(
             sequence.room, sequence.attempt, chunk.index, chunk.last, chunk.logical, source, destination, item,
-            chunk.event, slices,
+            chunk.written, slices,
         )  # fmt: skip
 
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from capture_hooks.events import U8
 from replay.lab.barriers import Barriers
-from replay.lab.transport import IDLE_NAP, Slice, Transfer, Transport, TransportError
+from replay.lab.transport import IDLE_NAP, Slice, Transfer, Transport, TransportError, Wire
 
 _HEAD = struct.Struct("<QII")  # serial, descriptors, bytes each
 _SERIAL = struct.Struct("<Q")
@@ -28,8 +28,8 @@ class TcpTransport(Transport):
 
     name = "tcp"
 
-    def __init__(self, role: str, memory: U8, window: int, barriers: Barriers) -> None:
-        super().__init__(role, memory, window, barriers)
+    def __init__(self, role: str, memory: U8, wire: Wire, barriers: Barriers) -> None:
+        super().__init__(role, memory, wire, barriers)
         self._flat = memory.reshape(-1)
         self._base = int(memory.ctypes.data)
         self._token = secrets.token_bytes(16)

@@ -14,7 +14,7 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from capture_hooks.events import I64, U8, U64
@@ -60,31 +60,30 @@ class Transfer:
     item_length: int
     written: Event  #: behind the stores of these pages
     slices: tuple[Slice, ...]
-    over: threading.Event = field(default_factory=threading.Event)
+    on_over: Callable[[], None] = lambda: None
     error: str = ""
     posted: int = 0  #: slices on the wire
     left: int = 0  #: slices not yet done
 
-    def wait(self, timeout: float) -> bool:
-        """Block until the transfer is over; ``True`` where it succeeded."""
-        return self.over.wait(timeout) and not self.error
+
+@dataclass(frozen=True, slots=True)
+class Wire:
+    """What the network between the two machines would give: loopback is far faster than the lab's caches are large."""
+
+    bandwidth: float  #: bytes a second
+    window: int  #: bytes in flight at most
 
 
 class Transport(ABC):
-    """One end of the connection between the pools.
-
-    Args:
-        memory: ``uint8[layers, pages, pitch]``, registered as a whole.
-        window: bytes to keep in flight.
-    """
+    """One end of the connection between the pools. ``memory`` is ``uint8[layers, pages, pitch]``, registered as a whole."""
 
     #: As it is told to people and to the trace.
     name = ""
 
-    def __init__(self, role: str, memory: U8, window: int, barriers: Barriers) -> None:
+    def __init__(self, role: str, memory: U8, wire: Wire, barriers: Barriers) -> None:
         self.role = role
         self.memory = memory
-        self._window = window
+        self._wire = wire
         self._barriers = barriers
         self._inbox: queue.SimpleQueue[Transfer | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -154,8 +153,8 @@ class Transport(ABC):
             self.complete(transfer)
 
     def complete(self, transfer: Transfer) -> None:
-        """All slices are over: wake the sender."""
-        transfer.over.set()
+        """All slices are over: tell the sender."""
+        transfer.on_over()
 
     def _receive_loop(self) -> None:
         while not self._stop.is_set():
@@ -163,25 +162,30 @@ class Transport(ABC):
             time.sleep(BUSY_NAP if self.expecting() else IDLE_NAP)
 
     def _send_loop(self) -> None:
-        waiting: deque[Transfer] = deque()
+        rooms: dict[tuple[int, int], deque[Transfer]] = {}
         flying: list[tuple[Transfer, Slice, Any]] = []
-        size = 0
+        pace = _Pace(self._wire)
         while not self._stop.is_set():
-            while (new := self.take(block=not waiting and not flying)) is not None:
-                waiting.append(new)
+            while (new := self.take(block=not rooms and not flying)) is not None:
+                rooms.setdefault((new.room, new.attempt), deque()).append(new)
             moved = False
-            while waiting and (size < self._window or not flying):
-                transfer = waiting[0]
+            while rooms and pace.may_send(sum(part.size for _, part, _ in flying)):
+                # In turn, one slice a request, so that a long prompt does not hold up the short ones.
+                key = next(iter(rooms))
+                transfers = rooms.pop(key)
+                transfer = transfers[0]
                 part = transfer.slices[transfer.posted]
                 self._barriers.at("wire.slice", transfer.room, transfer.chunk, part.index)
                 transfer.posted += 1
+                if transfer.posted == len(transfer.slices):
+                    transfers.popleft()
+                if transfers:
+                    rooms[key] = transfers
                 try:
                     flying.append((transfer, part, self.begin(transfer, part)))
-                    size += part.size
+                    pace.sent(part.size)
                 except Exception as error:  # whatever the library raises is this transfer's error
                     self.finish(transfer, part, f"{type(error).__name__}: {error}")
-                if transfer.posted == len(transfer.slices):
-                    waiting.popleft()
                 moved = True
             still = []
             for entry in flying:
@@ -190,12 +194,29 @@ class Transport(ABC):
                     still.append(entry)
                     continue
                 moved = True
-                size -= entry[1].size
                 self.release(entry[2])
                 self.finish(entry[0], entry[1], state)
             flying = still
             if not moved:
                 time.sleep(BUSY_NAP)
+
+
+class _Pace:
+    """Keeps to the wire's bandwidth and to a bounded number of bytes in flight."""
+
+    def __init__(self, wire: Wire) -> None:
+        self._wire = wire
+        self._credit = 0.0
+        self._last = time.monotonic()
+
+    def may_send(self, flying: int) -> bool:
+        now = time.monotonic()
+        self._credit = min(self._credit + (now - self._last) * self._wire.bandwidth, self._wire.window)
+        self._last = now
+        return self._credit > 0 and (flying < self._wire.window or flying == 0)
+
+    def sent(self, size: int) -> None:
+        self._credit -= size
 
 
 def nixl_missing() -> str:
@@ -219,12 +240,12 @@ def choose(wish: str) -> tuple[str, str]:
     return "tcp", f"{missing}: pages go over a plain TCP connection instead"
 
 
-def create(kind: str, role: str, memory: U8, window: int, barriers: Barriers) -> Transport:
+def create(kind: str, role: str, memory: U8, wire: Wire, barriers: Barriers) -> Transport:
     """The transport ``kind`` ("nixl" or "tcp") for one side."""
     if kind == "nixl":
         from replay.lab.nixl_transport import NixlTransport
 
-        return NixlTransport(role, memory, window, barriers)
+        return NixlTransport(role, memory, wire, barriers)
     from replay.lab.tcp_transport import TcpTransport
 
-    return TcpTransport(role, memory, window, barriers)
+    return TcpTransport(role, memory, wire, barriers)
