@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -39,36 +40,77 @@ def merge(
         return trace.problems
 
 
-def copy(trace: Trace, writer: TraceWriter, progress: Progress | None = None) -> None:
-    """Copy all of ``trace``. Memory: the plain columns of one table, and some pages at a time."""
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """What of a trace is copied.
+
+    Attributes:
+        rows: for each table that loses records, the rows that stay.
+        payload: keep page bytes, keys, queries and logits.
+    """
+
+    rows: Mapping[str, I64]
+    payload: bool = True
+
+    def of(self, table: Table) -> I64:
+        """The rows of ``table`` that stay."""
+        return self.rows.get(table.name, np.arange(len(table)))
+
+
+_ALL = Selection({})
+
+
+def copy(
+    trace: Trace, writer: TraceWriter, progress: Progress | None = None, selection: Selection = _ALL
+) -> None:
+    """Copy ``trace``, or what ``selection`` says. Memory: the plain columns of one table, and some pages at a time."""
     names = [item.name for item in schema(Process)]
     for info in trace.processes:
         fields: dict[str, Any] = {name: getattr(info, name) for name in names}
         for name in ("options", "environment"):
             fields[name] = json.dumps(fields[name]) if fields[name] else ""
         number = writer.add_process(Process(**fields))
-        writer.end_process(number, info.ended, info.cut, info.journal_bytes)
+        # A part of a journal must not pass for the sealed whole of it.
+        writer.end_process(number, info.ended, info.cut, -1 if selection.rows else info.journal_bytes)
     codes = writer.strings.codes(trace.strings)
-    contents = _copy_contents(trace, writer, codes, progress)
+    contents = _copy_contents(trace, writer, codes, selection, progress)
     for name in TABLES:
         # A table of its own, so that its columns do not stay in memory.
         table = trace.fresh_table(name)
         if len(table):
-            _copy_table(table, writer, codes, contents, progress)
+            _copy_table(table, writer, codes, contents, selection, progress)
+
+
+def _used_contents(trace: Trace, selection: Selection) -> I64:
+    """Contents that the copied records refer to."""
+    if not selection.rows:
+        return np.arange(len(trace.contents))
+    found = [np.zeros(0, np.int64)]
+    for name, columns in TABLES.items():
+        if any(column.kind == "content" for column in columns):
+            table = trace.fresh_table(name)
+            found.append(table.ragged("content").take(selection.of(table)).values)
+    used = np.unique(np.concatenate(found))
+    return used[used >= 0]
 
 
 def _copy_contents(
-    trace: Trace, writer: TraceWriter, codes: npt.NDArray[np.int32], progress: Progress | None
+    trace: Trace,
+    writer: TraceWriter,
+    codes: npt.NDArray[np.int32],
+    selection: Selection,
+    progress: Progress | None,
 ) -> I64:
-    """Copy the page contents; returns the new index of each."""
+    """Copy the page contents; returns the new index of each, -1 where it was not copied."""
     contents = trace.contents
     new = np.full(len(contents), -1, np.int64)
     formats = codes[trace.content_formats()]
-    sizes = contents.data_sizes()
-    for start in range(0, len(contents), _BATCH):
+    sizes = contents.data_sizes() if selection.payload else np.full(len(contents), -1, np.int64)
+    used = _used_contents(trace, selection)
+    for start in range(0, len(used), _BATCH):
         if progress is not None:
-            progress("copying page contents", start, len(contents))
-        ids = np.arange(start, min(start + _BATCH, len(contents)))
+            progress("copying page contents", start, len(used))
+        ids = used[start : start + _BATCH]
         shapes = np.column_stack([formats[ids], contents.rows[ids], sizes[ids]])
         kinds, kind = np.unique(shapes, axis=0, return_inverse=True)
         for number, (code, rows, size) in enumerate(kinds):
@@ -89,31 +131,32 @@ def _copy_table(
     writer: TraceWriter,
     codes: npt.NDArray[np.int32],
     contents: I64,
+    selection: Selection,
     progress: Progress | None,
 ) -> None:
     if progress is not None:
         progress(f"copying {table.name}, records", 0, len(table))
-    rows: dict[str, ColumnRows] = {name: table[name] for name, _ in STAMPS}
+    stay = selection.of(table)
+    rows: dict[str, ColumnRows] = {name: table[name][stay] for name, _ in STAMPS}
     for column in TABLES[table.name]:
         if column.kind == "str":
-            rows[column.name] = codes[table.codes(column.name)]
+            rows[column.name] = codes[table.codes(column.name)[stay]]
         elif column.kind in ("ragged", "content"):
-            ragged = table.ragged(column.name)
+            ragged = table.ragged(column.name).take(stay)
             values = ragged.values if column.kind == "ragged" else np.append(contents, -1)[ragged.values]
             rows[column.name] = RaggedRows(values, ragged.lengths)
         elif column.kind == "bulk":
-            rows[column.name] = _copy_bulk(table, column, writer)
+            rows[column.name] = _copy_bulk(table, column, writer, stay, selection.payload)
         else:
-            rows[column.name] = table[column.name]
+            rows[column.name] = table[column.name][stay]
     writer.table(table.name).append(rows)
-    writer.events += len(table)
+    writer.events += len(stay)
 
 
-def _copy_bulk(table: Table, column: Column, writer: TraceWriter) -> I64:
-    found = np.full(len(table), -1, np.int64)
-    store = writer.blobs(f"{table.name}.{column.name}") if table.bulk_size(column.name).any() else None
-    for row in np.flatnonzero(table.bulk_size(column.name)):
-        if store is not None:
-            payload = np.ascontiguousarray(table.bulk(column.name, int(row)), column.dtype)
-            found[row] = store.add(payload.reshape(-1).view(np.uint8).data)
+def _copy_bulk(table: Table, column: Column, writer: TraceWriter, stay: I64, payload: bool) -> I64:
+    found = np.full(len(stay), -1, np.int64)
+    sizes = table.bulk_size(column.name)[stay] if payload else np.zeros(len(stay), np.int64)
+    for row in np.flatnonzero(sizes):
+        values = np.ascontiguousarray(table.bulk(column.name, int(stay[row])), column.dtype)
+        found[row] = writer.blobs(f"{table.name}.{column.name}").add(values.reshape(-1).view(np.uint8).data)
     return found

@@ -52,6 +52,14 @@ class Ragged:
         """Row of each value, ``int64[len(values)]``."""
         return np.repeat(np.arange(len(self), dtype=np.int64), self.lengths)
 
+    def take(self, rows: I64) -> Ragged:
+        """The arrays of ``rows``, in their order."""
+        lengths = self.lengths[rows]
+        offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
+        # Value i of the new row r lies i places after the start of the old row.
+        source = np.repeat(self.offsets[:-1][rows] - offsets[:-1], lengths) + np.arange(int(offsets[-1]))
+        return Ragged(self.values[source], offsets)
+
 
 @dataclass(frozen=True, slots=True)
 class Source:
@@ -166,7 +174,8 @@ class Table:
         width = column.width if column.kind == "ragged" else None
         dtype = np.dtype(column.dtype).newbyteorder("=")
         joined = np.concatenate(values) if values else np.zeros((0,) if width is None else (0, width), dtype)
-        return _reordered(Ragged(joined, np.concatenate(ends)), self._order)
+        found = Ragged(joined, np.concatenate(ends))
+        return found if self._order is None else found.take(self._order)
 
     def _check_parallel(self, content: Ragged) -> None:
         """A snapshot has one content and one logical index a page."""
@@ -234,13 +243,3 @@ def _joined(parts: list[Array], dtype: np.dtype[Any]) -> Array:
     if len(parts) == 1:
         return parts[0]
     return np.concatenate(parts) if parts else np.zeros(0, dtype)
-
-
-def _reordered(ragged: Ragged, order: I64 | None) -> Ragged:
-    if order is None:
-        return ragged
-    lengths = ragged.lengths[order]
-    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
-    # Value i of the new row r lies i places after the start of the old row.
-    source = np.repeat(ragged.offsets[:-1][order] - offsets[:-1], lengths) + np.arange(int(offsets[-1]))
-    return Ragged(ragged.values[source], offsets)
