@@ -22,6 +22,8 @@ from replay.kernels.twins import top_k_torch
 
 # Pages that one program reads: the interpreter pays for each operation, not for its size.
 _PAGES = 16 if INTERPRETED else 1
+# With 4 warps, or 128 heads at once, the fp32 products of 64 rows no longer fit in the registers of an H200.
+_HEAD_BLOCK, _WARPS = 64, 8
 
 
 @triton.jit
@@ -58,6 +60,7 @@ def _read_kernel(
     PAGE_ROWS: tl.constexpr,
     DIM: tl.constexpr,
     HEADS: tl.constexpr,  # heads, rounded up to a power of two
+    HEAD_BLOCK: tl.constexpr,
     PAGES: tl.constexpr,
 ):
     request = tl.program_id(0).to(tl.int64)
@@ -68,16 +71,18 @@ def _read_kernel(
     # int64 throughout: page * pitch passes 2**31 at 254,200 fp8 pages
     page = tl.load(table + request * table_stride + row // PAGE_ROWS, mask=here, other=0)
     keys = _decode_keys(cache + page * pitch, row % PAGE_ROWS, here[:, None], KIND, PAGE_ROWS, DIM)
-    head = tl.arange(0, HEADS)
     dim = tl.arange(0, DIM)
-    q = tl.load(
-        query + (request * heads + head[:, None]) * DIM + dim[None, :], mask=head[:, None] < heads, other=0.0
-    )
-    w = tl.load(weights + request * heads + head, mask=head < heads, other=0.0)
-    scores = tl.dot(q, tl.trans(keys), input_precision="ieee")
-    # A comparison instead of a maximum: NaN stays NaN, as in relu
-    scores = tl.where(scores < 0.0, 0.0, scores)
-    result = tl.sum(scores * w[:, None], axis=0)
+    result = tl.zeros((block,), tl.float32)
+    for first in range(0, HEADS, HEAD_BLOCK):
+        head = first + tl.arange(0, HEAD_BLOCK)
+        there = head < heads
+        place = (request * heads + head[:, None]) * DIM + dim[None, :]
+        q = tl.load(query + place, mask=there[:, None], other=0.0)
+        w = tl.load(weights + request * heads + head, mask=there, other=0.0)
+        scores = tl.dot(q, tl.trans(keys), input_precision="ieee")
+        # A comparison instead of a maximum: NaN stays NaN, as in relu
+        scores = tl.where(scores < 0.0, 0.0, scores)
+        result += tl.sum(scores * w[:, None], axis=0)
     tl.store(logits + request * logits_stride + row, result, mask=here)
 
 
@@ -101,6 +106,7 @@ def read(
     batch, longest = len(rows), int(rows.max()) if len(rows) else 0
     logits = torch.full((batch, longest), -torch.inf, dtype=torch.float32, device=cache.device)
     if longest:
+        heads = max(16, triton.next_power_of_2(query.shape[1]))  # 16 is the least that a dot product takes
         grid = (batch, triton.cdiv(longest, _PAGES * layout.rows))
         with launch.launching(cache.device.type, not INTERPRETED):
             _read_kernel[grid](
@@ -117,7 +123,10 @@ def read(
                 KIND=KINDS[layout.value_type],
                 PAGE_ROWS=layout.rows,
                 DIM=layout.head_dim,
-                HEADS=max(16, triton.next_power_of_2(query.shape[1])),
+                HEADS=heads,
+                HEAD_BLOCK=min(heads, _HEAD_BLOCK),
                 PAGES=_PAGES,
+                num_warps=_WARPS,
+                enable_fp_fusion=False,
             )
     return logits, top_k_torch(logits, rows, k)
