@@ -75,8 +75,12 @@ class Truth:
     """What both sides' audits say together. A place is (room, layer, logical page)."""
 
     rooms: frozenset[int]  #: requests that were read at least once
-    bad_at: dict[str, frozenset[tuple[int, int, int]]]  #: moment -> places whose bytes differ from the stored ones
-    torn_tables: frozenset[tuple[int, int, int]]  #: (room, layer, step) that were read through another's table
+    bad_at: dict[
+        str, frozenset[tuple[int, int, int]]
+    ]  #: moment -> places whose bytes differ from the stored ones
+    torn_tables: frozenset[
+        tuple[int, int, int]
+    ]  #: (room, layer, step) that were read through another's table
     wrong_positions: frozenset[tuple[int, int]]  #: (room, logical page) stored with wrong positions
     wrong_reads: frozenset[int]  #: rooms read by the tiled kernel
 

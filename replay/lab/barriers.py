@@ -17,7 +17,9 @@ _NAP = 0.001
 class Barriers:
     """Barriers of one process."""
 
-    def __init__(self, folder: str = "", rules: Mapping[str, str] | None = None, timeout: float = 20.0) -> None:
+    def __init__(
+        self, folder: str = "", rules: Mapping[str, str] | None = None, timeout: float = 20.0
+    ) -> None:
         self._folder = Path(folder) if folder else None
         self._rules = dict(rules or {})
         self._timeout = timeout

@@ -73,7 +73,9 @@ class LabConfig:
         """Refuse sizes that cannot work."""
         layout(self.format)
         if min(self.layers, self.requests, self.concurrency, self.senders, self.launch_ahead, self.heads) < 1:
-            raise ValueError("layers, requests, concurrency, senders, launch_ahead and heads must be at least 1")
+            raise ValueError(
+                "layers, requests, concurrency, senders, launch_ahead and heads must be at least 1"
+            )
         if self.free_list not in ("lifo", "fifo"):
             raise ValueError(f"free_list must be lifo or fifo, not {self.free_list!r}")
         if self.transport not in ("auto", "nixl", "tcp"):
@@ -85,7 +87,9 @@ class LabConfig:
             if need > min(self.prefill_pages, self.decode_pages) - 1:
                 raise ValueError(f"room {job.room} needs {need} pages; the pools are too small")
             if job.tokens < TOKENS_PER_ROW or job.new_tokens < 1:
-                raise ValueError(f"room {job.room}: a prompt has at least {TOKENS_PER_ROW} tokens, a reply one")
+                raise ValueError(
+                    f"room {job.room}: a prompt has at least {TOKENS_PER_ROW} tokens, a reply one"
+                )
 
     @property
     def layout(self) -> Layout:

@@ -20,7 +20,9 @@ class Policy:
     item_length: int | None = None  #: bytes a page that descriptors use; ``None`` = the pool's own
     await_stores: bool = True  #: the sender waits for the chunk's forward event before it posts
     tell: Literal["done", "posted"] = "done"  #: when the sender tells decode that all pages are there
-    free_on_abort: Literal["acknowledged", "at-once"] = "acknowledged"  #: when decode frees an aborted request
+    free_on_abort: Literal["acknowledged", "at-once"] = (
+        "acknowledged"  #: when decode frees an aborted request
+    )
     table_buffers: int = 2  #: step buffers for block tables
     positions: Literal["sequence", "chunk"] = "sequence"  #: what RoPE positions of a chunk are relative to
     read: Literal["plain", "tiled"] = "plain"  #: which of the two read kernels runs

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import os
-import threading
 
 import torch
 
@@ -17,14 +16,11 @@ from replay.kernels import twins
 TILE_ROWS = 32
 TILE_HEADS = 3
 
-_interpreter = threading.Lock()  # concurrent launches on the interpreter give wrong results
-
 
 def prepare() -> None:
-    """Let Triton kernels run on the interpreter where there is no GPU; call before triton is imported."""
+    """Let Triton kernels run on the interpreter, for the lab's caches lie in host memory; call before triton is imported."""
     torch.set_num_threads(1)
-    if not torch.cuda.is_available():
-        os.environ.setdefault("TRITON_INTERPRET", "1")
+    os.environ["TRITON_INTERPRET"] = "1"
 
 
 def store(
@@ -39,10 +35,9 @@ def store(
 ) -> None:
     """Store rows into ``cache``; see ``replay.kernels.twins.store_torch``. ``engine`` is "torch" or "triton"."""
     if engine == "triton":
-        from replay.kernels.store import store_triton
+        from replay.kernels import store as triton_store
 
-        with _interpreter:
-            store_triton(layout, cache, slots, keys, rope, norm_weight, epsilon)
+        triton_store.store(layout, cache, slots, keys, rope, norm_weight, epsilon)
         return
     twins.store_torch(layout, cache, slots, keys, rope, norm_weight, epsilon)
 
@@ -62,10 +57,12 @@ def read(
     if tiled:
         return read_tiled(layout, cache, table, rows, query, weights, k)
     if engine == "triton":
-        from replay.kernels.read import read_triton
+        from replay.kernels import read as triton_read
 
-        with _interpreter:
-            return read_triton(layout, cache, table, rows, query, weights, k)
+        found: tuple[torch.Tensor, torch.Tensor] = triton_read.read(
+            layout, cache, table, rows, query, weights, k
+        )
+        return found
     return twins.read_torch(layout, cache, table, rows, query, weights, k)
 
 
@@ -89,7 +86,7 @@ def read_tiled(
         pages = cache[table[i, : -(-length // layout.rows)], : layout.page_bytes]
         heads = query.shape[1]
         if layout.scale_bytes:
-            scales = pages[:, layout.scale_base :].unflatten(1, (layout.rows, layout.scale_bytes))
+            scales = pages[:, layout.scale_base :].view(-1, layout.rows, layout.scale_bytes)
             for start in range(TILE_ROWS, layout.rows, TILE_ROWS):
                 scales[:, start : start + TILE_ROWS] = scales[:, start : start + 1].clone()
         else:

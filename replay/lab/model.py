@@ -76,7 +76,8 @@ def queries(seed: int, rooms: I64, layer: int, tokens: I64, heads: int) -> tuple
 @functools.cache
 def norm_weight() -> F32:
     """RMSNorm weight: ``float32[128]`` between 0.5 and 1.5."""
-    return _uniform(np.array([_base(4)], np.uint32), HEAD_DIM)[0] * np.float32(0.5) + np.float32(1.0)
+    found: F32 = _uniform(np.array([_base(4)], np.uint32), HEAD_DIM)[0] * np.float32(0.5) + np.float32(1.0)
+    return found
 
 
 @functools.cache
@@ -84,8 +85,6 @@ def _frequencies() -> F64:
     pairs = np.arange(ROPE_DIM // 2, dtype=np.float64)
     found: F64 = _THETA ** (-2.0 * pairs / ROPE_DIM)
     return found
-
-
 
 
 def rope(positions: I64) -> F32:

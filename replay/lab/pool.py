@@ -59,7 +59,9 @@ class PagedPool:
         ValueError: a slot or page outside the pool (checked before any kernel gets it).
     """
 
-    def __init__(self, layout: Layout, layers: int, pages: int, policy: Policy, triton_pages: int = 0) -> None:
+    def __init__(
+        self, layout: Layout, layers: int, pages: int, policy: Policy, triton_pages: int = 0
+    ) -> None:
         self.layout = layout
         self.layers = layers
         self.pages = pages

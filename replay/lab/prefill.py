@@ -265,7 +265,9 @@ class PrefillEngine:
 
     def _launch(self, batch: list[Chunk]) -> None:
         """Put the batch on the stream, then hand its chunks to the senders."""
-        while self._launches and (len(self._launches) >= self.config.launch_ahead or self._launches[0].query()):
+        while self._launches and (
+            len(self._launches) >= self.config.launch_ahead or self._launches[0].query()
+        ):
             self._launches.popleft().wait()
         self._step += 1
         step = self._step

@@ -59,7 +59,8 @@ def _round(role: str, router: Channel, message: Message, token: str) -> None:
         _play(role, router, config, message["transport"], token)
     finally:
         if attached is not None:
-            router.send("captured", **attached.detach())
+            attached.detach()
+        router.send("captured")
 
 
 def _play(role: str, router: Channel, config: LabConfig, transport: str, token: str) -> None:

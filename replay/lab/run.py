@@ -288,7 +288,9 @@ class _Clients:
         while self._todo or self._active:
             now = time.monotonic()
             if now > end:
-                raise LabError(f"rooms {sorted(self._active)} did not end within {self._config.timeout_s:g} s")
+                raise LabError(
+                    f"rooms {sorted(self._active)} did not end within {self._config.timeout_s:g} s"
+                )
             if self._kill is not None and now - start >= self._kill[1]:
                 self._pair.kill(self._kill[0])
                 return self._kill[0]

@@ -24,6 +24,11 @@ class Event:
         """Block until the event has happened; ``False`` after ``timeout`` seconds."""
         return self._flag.wait(timeout)
 
+    @property
+    def happened(self) -> bool:
+        """What :meth:`query` would say; for those who only look on."""
+        return self._flag.is_set()
+
     def complete(self) -> None:
         """Called by the stream."""
         self._flag.set()

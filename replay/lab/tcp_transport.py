@@ -105,7 +105,7 @@ class TcpTransport(Transport):
         start = address - self._base
         if start < 0 or start + length > self._flat.nbytes:
             raise TransportError(f"{length} bytes at {address:#x} are not registered memory")
-        return memoryview(self._flat[start : start + length])
+        return self._flat[start : start + length].data
 
     def _accept(self) -> None:
         assert self._listener is not None

@@ -1,0 +1,129 @@
+"""What the hooks of both sides share: buffers, pages given and taken, stores, and the edges of a stream."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from capture_hooks.events import Alloc, Buffer, Free, I64, Store, StoreParams
+from capture_hooks.recorder import Recorder
+from capture_hooks.taps.host import snapshot
+from replay.lab import model
+from replay.lab.config import TOKENS_PER_ROW
+from replay.lab.pool import PageAllocator, PagedPool, StoreBatch
+from replay.lab.stream import Event, Stream
+
+if TYPE_CHECKING:
+    from replay.lab.capture import Hooks
+
+#: The one set of store constants that the lab has.
+PARAMS = 0
+
+
+class CommonHooks:
+    """Hooks on the pool, the allocator and the stream. Buffer ids are layers: each side has one pool."""
+
+    def __init__(self, recorder: Recorder, hooks: Hooks) -> None:
+        self.recorder = recorder
+        self.hooks = hooks
+        self._launches = itertools.count()
+        self._passed: set[tuple[int, int]] = set()
+        hooks.wrap(PageAllocator, "alloc", "alloc", after=self._alloc)
+        hooks.wrap(PageAllocator, "free", "alloc", before=self._free)
+        hooks.wrap(PagedPool, "store", "store", around=self._store)
+        hooks.wrap(Stream, "launch", around=self._launch)
+        hooks.wrap(Event, "complete", before=self._complete)
+        hooks.wrap(Event, "query", after=self._passes)
+        hooks.wrap(Event, "wait", after=self._passes)
+
+    def buffers(self, engine: Any) -> None:
+        """Make the pool known."""
+        pool: PagedPool = engine.pool
+        for layer in range(pool.layers):
+            buffer = Buffer(
+                layer, "index_k", layer, pool.layout.name, pool.address(layer), pool.pages, pool.pitch,
+                pool.item_length(), TOKENS_PER_ROW,
+            )  # fmt: skip
+            self.recorder.inventory.add(buffer, pool.memory[layer])
+        self.recorder.emit(StoreParams(PARAMS, model.norm_weight(), model.EPSILON, model.ROPE_DIM))
+
+    def look(
+        self,
+        stage: str,
+        moment: str,
+        layer: int,
+        pages: I64,
+        *,
+        room: int,
+        attempt: int,
+        rows: int,
+        logical: int = 0,
+        transfer: int = -1,
+        step: int = -1,
+    ) -> None:
+        """A snapshot of consecutive logical pages of one layer."""
+        places = np.arange(logical, logical + len(pages), dtype=np.int64)
+        snapshot(
+            self.recorder, stage, moment, layer, pages, places, room=room, attempt=attempt, rows=rows,
+            transfer=transfer, step=step,
+        )  # fmt: skip
+
+    def kept(self, room: int) -> bool:
+        """Whether store inputs of this request are kept."""
+        options = self.recorder.options
+        return options.mode == "full" or (options.mode == "pages" and room % options.store_every == 0)
+
+    # -- bodies --------------------------------------------------------------------------------------------------
+
+    def _alloc(self, pages: I64 | None, _: PageAllocator, room: int, attempt: int, count: int) -> None:
+        if pages is not None:
+            self.recorder.emit(Alloc(room, attempt, 0, pages))
+
+    def _free(self, _: PageAllocator, room: int, attempt: int, pages: I64, reason: str) -> None:
+        self.recorder.emit(Free(room, attempt, pages, reason))
+
+    def _store(self, original: Callable[..., str], pool: PagedPool, batch: StoreBatch) -> str:
+        mark = self.recorder.mark()
+        engine = original(pool, batch)
+        with self.recorder.guard("lab.PagedPool.store"):
+            for part in batch.parts:
+                inputs: dict[str, Any] = {}
+                if self.kept(part.room):
+                    # The angles of the right position, whatever position the engine gave to the kernel.
+                    inputs = {"keys": part.keys, "rope": model.rope(model.position(part.logical_rows))}
+                store = Store(
+                    part.room, part.attempt, batch.layer, batch.step, PARAMS, part.slots, part.positions,
+                    part.logical_rows, **inputs,
+                )  # fmt: skip
+                self.recorder.emit(store, mark)
+        return engine
+
+    def _launch(self, original: Callable[..., Event], stream: Stream, job: Callable[[], None]) -> Event:
+        key = f"{self.hooks.role}.launch.{next(self._launches)}"
+        with self.recorder.guard("lab.Stream.launch"):
+            self.hooks.tail("queue", key)
+
+        def launched() -> None:
+            with self.recorder.guard("lab.Stream.launch"):
+                self.hooks.head("queue", key)
+            job()
+
+        return original(stream, launched)
+
+    def _complete(self, event: Event) -> None:
+        self.hooks.tail("sync", f"{self.hooks.role}.{event.serial}")
+
+    def _passes(self, passed: bool, event: Event, *_: Any, **__: Any) -> None:
+        """A thread has seen that the event happened: once for each thread is enough."""
+        known = threading.get_ident(), event.serial
+        if passed and known not in self._passed:
+            self._passed.add(known)
+            self.hooks.head("sync", f"{self.hooks.role}.{event.serial}")
+
+    def has_passed(self, event: Event) -> bool:
+        """Whether the calling thread has waited for the event."""
+        return (threading.get_ident(), event.serial) in self._passed

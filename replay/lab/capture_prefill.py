@@ -1,0 +1,160 @@
+"""Hooks of the prefill side: requests, ST, SE and the edges between its threads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from capture_hooks.adapters.nixl import NixlAdapter, Post
+from capture_hooks.events import I64, Request
+from capture_hooks.recorder import Recorder
+from replay.lab.capture_common import CommonHooks
+from replay.lab.capture_wire import TcpHooks
+from replay.lab.config import rows_for
+from replay.lab.nixl_transport import NixlTransport
+from replay.lab.prefill import Chunk, PrefillEngine, Sequence
+from replay.lab.tcp_transport import TcpTransport
+from replay.lab.transport import Slice, Transfer, Transport
+
+if TYPE_CHECKING:
+    from replay.lab.capture import Hooks
+
+
+class PrefillHooks(CommonHooks):
+    """Hooks on :class:`PrefillEngine` and on its end of the transport."""
+
+    def __init__(self, recorder: Recorder, hooks: Hooks, wire: NixlAdapter | TcpHooks | None) -> None:
+        super().__init__(recorder, hooks)
+        self._awaited: dict[int, int] = {}  # by the event's serial
+        engine = PrefillEngine
+        hooks.wrap(engine, "connect", before=self._connect)
+        hooks.wrap(engine, "start", before=self._start)
+        hooks.wrap(engine, "stored", before=self._stored)
+        hooks.wrap(engine, "hand_over", before=self._hand_over)
+        hooks.wrap(engine, "enqueue", before=self._enqueue)
+        hooks.wrap(engine, "take", before=self._take)
+        hooks.wrap(engine, "send", before=self._send)
+        hooks.wrap(engine, "sent", before=self._sent)
+        hooks.wrap(engine, "tell_status", "completion", before=self._tell_status)
+        hooks.wrap(engine, "acknowledge", "completion", before=self._acknowledge)
+        hooks.wrap(engine, "announced", before=self._announced)
+        hooks.wrap(engine, "abort", before=self._abort)
+        hooks.wrap(engine, "leave", before=self._leave)
+        hooks.wrap(Transport, "post", before=self._post)
+        hooks.wrap(Transport, "take", after=self._taken)
+        hooks.wrap(Transport, "complete", before=self._over)
+        if isinstance(wire, NixlAdapter):
+            hooks.wrap(NixlTransport, "begin", around=self._begin)
+        else:
+            hooks.wrap(TcpTransport, "begin", around=self._begin)
+        if wire is not None:
+            wire.before_post.append(lambda post: self._source(post, "before"))
+            wire.after_state.append(lambda post: self._source(post, "after"))
+
+    def _connect(self, engine: PrefillEngine, *_: Any) -> None:
+        self.buffers(engine)
+
+    def _start(self, _: PrefillEngine, sequence: Sequence) -> None:
+        tokens = sequence.tokens
+        self.recorder.emit(
+            Request(sequence.room, sequence.attempt, "start", tokens=tokens, rows=rows_for(tokens))
+        )
+
+    def _stored(self, _: PrefillEngine, step: int, chunk: Chunk) -> None:
+        sequence = chunk.sequence
+        rows = rows_for(chunk.first_token + chunk.tokens)
+        for layer in range(len(self.recorder.inventory)):
+            self.look(
+                "ST", "", layer, chunk.pages, room=sequence.room, attempt=sequence.attempt, rows=rows,
+                logical=chunk.logical, step=step,
+            )  # fmt: skip
+
+    # -- scheduler -> (parked) -> sender -> wire -> sender -> scheduler ----------------------------------------------
+
+    def _hand_over(self, _: PrefillEngine, chunk: Chunk) -> None:
+        self.hooks.tail("queue", _key("launched", chunk))
+
+    def _enqueue(self, _: PrefillEngine, chunk: Chunk) -> None:
+        self.hooks.head("queue", _key("launched", chunk))
+        self.hooks.tail("queue", _key("chunk", chunk))
+
+    def _take(self, _: PrefillEngine, chunk: Chunk) -> None:
+        self.hooks.head("queue", _key("chunk", chunk))
+
+    def _send(self, _: PrefillEngine, chunk: Chunk) -> None:
+        self._awaited[chunk.written.serial] = int(self.has_passed(chunk.written))
+
+    def _post(self, _: Transport, transfer: Transfer) -> None:
+        self.hooks.tail("queue", _wire_key("post", transfer))
+
+    def _taken(self, transfer: Transfer | None, *_: Any, **__: Any) -> None:
+        if transfer is not None:
+            self.hooks.head("queue", _wire_key("post", transfer))
+
+    def _begin(
+        self, original: Callable[..., Any], transport: Transport, transfer: Transfer, part: Slice
+    ) -> Any:
+        event = transfer.written
+        about = self.recorder.about(
+            transfer.room,
+            transfer.attempt,
+            transfer.chunk,
+            transfer.last,
+            layer=part.layer,
+            written=lambda: int(event.happened),
+            awaited=self._awaited.get(event.serial, -1),
+            logical=transfer.logical,
+            pages=transfer.pages,
+            destination_pages=transfer.destination_pages,
+            item_lengths=[transfer.item_length],
+        )
+        with about:
+            return original(transport, transfer, part)
+
+    def _source(self, post: Post, moment: str) -> None:
+        about = post.about
+        if about is None or post.state == "error":
+            return
+        pages = about.more["pages"]
+        self.look(
+            "SE", moment, about.more["layer"], pages, room=about.room, attempt=about.attempt, rows=-1,
+            logical=about.more["logical"], transfer=post.transfer,
+        )  # fmt: skip
+
+    def _over(self, _: Transport, transfer: Transfer) -> None:
+        self.hooks.tail("queue", _wire_key("over", transfer))
+
+    def _sent(self, _: PrefillEngine, chunk: Chunk, transfer: Transfer) -> None:
+        self.hooks.head("queue", _wire_key("over", transfer))
+        self.hooks.tail("queue", _key("sent", chunk))
+
+    def _leave(self, _: PrefillEngine, sequence: Sequence) -> None:
+        for chunk in sequence.chunks:
+            self.hooks.head("queue", _key("sent", chunk))
+        if not sequence.aborted:
+            self.recorder.emit(
+                Request(sequence.room, sequence.attempt, "fail" if sequence.failed else "finish")
+            )
+
+    # -- the protocol with decode --------------------------------------------------------------------------------
+
+    def _announced(self, _: PrefillEngine, room: int, attempt: int, pages: I64) -> None:
+        self.hooks.head("announce", f"{room}.{attempt}")
+
+    def _abort(self, _: PrefillEngine, room: int, attempt: int) -> None:
+        self.hooks.head("abort", f"{room}.{attempt}")
+        self.recorder.emit(Request(room, attempt, "abort"))
+
+    def _tell_status(self, _: PrefillEngine, sequence: Sequence, ok: bool) -> None:
+        self.hooks.tail("status", f"{sequence.room}.{sequence.attempt}")
+
+    def _acknowledge(self, _: PrefillEngine, room: int, attempt: int) -> None:
+        self.hooks.tail("ack", f"{room}.{attempt}")
+
+
+def _key(what: str, chunk: Chunk) -> str:
+    return f"prefill.{what}.{chunk.sequence.room}.{chunk.sequence.attempt}.{chunk.index}"
+
+
+def _wire_key(what: str, transfer: Transfer) -> str:
+    return f"prefill.{what}.{transfer.room}.{transfer.attempt}.{transfer.chunk}"

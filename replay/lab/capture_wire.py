@@ -1,0 +1,81 @@
+"""Posts of the TCP transport, told as the NIXL adapter tells its own."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from capture_hooks.adapters.nixl import Post
+from capture_hooks.events import Registration, Send, TransferState
+from capture_hooks.recorder import Recorder
+from replay.lab.tcp_transport import TcpTransport
+from replay.lab.transport import Slice, Transfer
+
+if TYPE_CHECKING:
+    from replay.lab.capture import Hooks
+
+
+class TcpHooks:
+    """Hooks on :class:`TcpTransport`; ``before_post`` and ``after_state`` are those of ``NixlAdapter``."""
+
+    def __init__(self, recorder: Recorder, hooks: Hooks) -> None:
+        self.recorder = recorder
+        self.before_post: list[Callable[[Post], None]] = []
+        self.after_state: list[Callable[[Post], None]] = []
+        self._ids = itertools.count()
+        self._flying: dict[int, Post] = {}
+        hooks.wrap(TcpTransport, "describe", "registration", after=self._describe)
+        hooks.wrap(TcpTransport, "begin", "send", around=self._begin)
+        hooks.wrap(TcpTransport, "poll", "completion", after=self._poll)
+
+    def _describe(self, _: dict[str, Any], transport: TcpTransport) -> None:
+        memory = transport.memory
+        self.recorder.emit(Registration(transport.role, int(memory.ctypes.data), int(memory.nbytes)))
+
+    def _begin(
+        self, original: Callable[..., int], transport: TcpTransport, transfer: Transfer, part: Slice
+    ) -> int:
+        post: Post | None = None
+        with self.recorder.guard("lab.TcpTransport.begin"):
+            post = self._posting(transport, part)
+        handle = original(transport, transfer, part)
+        if post is not None:
+            self._flying[handle] = post
+            self._state(post, "posted")
+        return handle
+
+    def _posting(self, transport: TcpTransport, part: Slice) -> Post:
+        about = self.recorder.current()
+        lengths = np.full(len(part.source), part.length, np.uint64)
+        post = Post(
+            transport.role, "decode", "WRITE", np.stack([part.source, lengths], 1),
+            np.stack([part.destination, lengths], 1), b"", next(self._ids), about,
+        )  # fmt: skip
+        if about is None:
+            return post
+        more = about.more
+        written = int(more["written"]())
+        for look in self.before_post:
+            look(post)
+        self.recorder.emit(
+            Send(
+                post.transfer, about.room, about.attempt, about.chunk, about.last, post.agent, post.peer,
+                "WRITE", written, int(more["awaited"]), int(more["logical"]), more["pages"],
+                more["destination_pages"], np.array(more["item_lengths"], np.int64), post.source, post.destination,
+            )
+        )  # fmt: skip
+        return post
+
+    def _poll(self, state: str, _: TcpTransport, handle: int) -> None:
+        if state != "active" and handle in self._flying:
+            self._state(self._flying.pop(handle), "done" if state == "done" else "error")
+
+    def _state(self, post: Post, state: str) -> None:
+        room, attempt = (post.about.room, post.about.attempt) if post.about else (-1, 0)
+        self.recorder.emit(TransferState(state, post.transfer, room, attempt, post.agent))
+        if state != "posted":
+            for look in self.after_state:
+                look(post)
