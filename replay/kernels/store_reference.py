@@ -51,6 +51,7 @@ from replay.kernels.pages import scale_values, value_codes
 
 Bool = npt.NDArray[np.bool_]
 
+HEAD_DIM = 128
 ROPE_DIM = 64
 LEAST_MAGNITUDE = 1e-4  #: the least magnitude that sets a scale
 
@@ -65,15 +66,19 @@ _LIMIT = 2.0**127  # half of what fp32 can hold
 _CHUNK = 2048  # rows at a time; their float64 values take 2 MiB
 
 
-def _hadamard(order: int) -> F64:
-    """The Sylvester matrix: H(2n) = [[H, H], [H, -H]]."""
-    matrix = np.ones((1, 1))
-    while len(matrix) < order:
-        matrix = np.block([[matrix, matrix], [matrix, -matrix]])
-    return matrix
+def _hadamard(values: F64) -> F64:
+    """Each row times the Sylvester matrix H(2n) = [[H, H], [H, -H]], which is applied factor by factor.
 
-
-_H128 = _hadamard(128)
+    A factor acts on the lowest bit of the index and moves it to the top, so after all of them every bit is back. A
+    product with the matrix would start the threads of a BLAS for a page of rows.
+    """
+    half = values.shape[1] // 2
+    spare = np.empty_like(values)
+    for _ in range(values.shape[1].bit_length() - 1):
+        np.add(values[:, 0::2], values[:, 1::2], out=spare[:, :half])
+        np.subtract(values[:, 0::2], values[:, 1::2], out=spare[:, half:])
+        values, spare = spare, values
+    return values
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +94,7 @@ class StoreInputs:
 
     def __post_init__(self) -> None:
         keys, rope, weight = (np.shape(x) for x in (self.keys, self.rope, self.norm_weight))
-        if len(keys) != 2 or keys[1] != len(_H128) or rope != (keys[0], ROPE_DIM) or weight != (keys[1],):
+        if len(keys) != 2 or keys[1] != HEAD_DIM or rope != (keys[0], ROPE_DIM) or weight != (keys[1],):
             raise ValueError(
                 f"a store takes keys[n, 128], rope[n, 64] and norm_weight[128], not {keys}, {rope} and {weight}"
             )
@@ -196,7 +201,7 @@ def _reference(layout: Layout, inputs: StoreInputs, hadamard_terms: int) -> Stor
 
         root = np.sqrt(keys.shape[1])
         size = sizes.sum(axis=1)
-        values = (values @ _H128) / root
+        values = _hadamard(values) / root
 
         # Subnormal fp32 numbers may be flushed to 0 on the way: keys, squares, products.
         heaviest = np.abs(weight).max()
