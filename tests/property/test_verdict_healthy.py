@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,8 +15,11 @@ from hypothesis import strategies as st
 from tests.property.histories import History, moves, settings_of_scene
 from tests.scenarios.outcome import expect_clean, verdict_of
 
+#: More examples for a long run: TIMES=20 pytest tests/property/test_verdict_hit.py
+TIMES = int(os.environ.get("TIMES", "1"))
+
 quick = settings(
-    max_examples=30,
+    max_examples=15 * TIMES,
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
