@@ -36,7 +36,7 @@ class Hooks:
         self,
         owner: type[Any],
         method: str,
-        covers: str = "",
+        covers: str,
         *,
         before: Callable[..., Any] | None = None,
         after: Callable[..., Any] | None = None,
@@ -102,8 +102,10 @@ class Attached:
         else:
             self.decode = DecodeHooks(recorder, self.hooks)
 
-    def detach(self) -> None:
-        """Put the originals back and close the journal."""
+    def detach(self, keep: bool = False) -> None:
+        """Put the originals back and close the journal; ``keep`` has the bytes in the ring written out before."""
+        if keep:
+            self.recorder.trigger("end of the run")
         if hasattr(self, "decode"):
             self.decode.finish()
         self.hooks.restore()

@@ -35,10 +35,10 @@ class CommonHooks:
         hooks.wrap(PageAllocator, "alloc", "alloc", after=self._alloc)
         hooks.wrap(PageAllocator, "free", "alloc", before=self._free)
         hooks.wrap(PagedPool, "store", "store", around=self._store)
-        hooks.wrap(Stream, "launch", around=self._launch)
-        hooks.wrap(Event, "complete", before=self._complete)
-        hooks.wrap(Event, "query", after=self._passes)
-        hooks.wrap(Event, "wait", after=self._passes)
+        hooks.wrap(Stream, "launch", "order", around=self._launch)
+        hooks.wrap(Event, "complete", "order", before=self._complete)
+        hooks.wrap(Event, "query", "order", after=self._passes)
+        hooks.wrap(Event, "wait", "order", after=self._passes)
 
     def buffers(self, engine: Any) -> None:
         """Make the pool known."""
@@ -86,9 +86,9 @@ class CommonHooks:
     def _free(self, _: PageAllocator, room: int, attempt: int, pages: I64, reason: str) -> None:
         self.recorder.emit(Free(room, attempt, pages, reason))
 
-    def _store(self, original: Callable[..., str], pool: PagedPool, batch: StoreBatch) -> str:
+    def _store(self, original: Callable[..., None], pool: PagedPool, batch: StoreBatch) -> None:
         mark = self.recorder.mark()
-        engine = original(pool, batch)
+        original(pool, batch)
         with self.recorder.guard("lab.PagedPool.store"):
             for part in batch.parts:
                 inputs: dict[str, Any] = {}
@@ -100,7 +100,6 @@ class CommonHooks:
                     part.logical_rows, **inputs,
                 )  # fmt: skip
                 self.recorder.emit(store, mark)
-        return engine
 
     def _launch(self, original: Callable[..., Event], stream: Stream, job: Callable[[], None]) -> Event:
         key = f"{self.hooks.role}.launch.{next(self._launches)}"

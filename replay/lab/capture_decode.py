@@ -14,12 +14,13 @@ from capture_hooks.events import I64, Read, Receive, Request, TransferState
 from capture_hooks.recorder import Recorder
 from replay.lab.capture_common import CommonHooks
 from replay.lab.decode import DecodeEngine, Sequence, Step
-from replay.lab.pool import ReadBatch, StoreBatch
+from replay.lab.pool import ReadBatch, ReadResult, StoreBatch
 
 if TYPE_CHECKING:
     from replay.lab.capture import Hooks
 
-Result = tuple[Any, Any, str]
+#: The top-k is seen by the hook on the read.
+_TOP_K = "lab.DecodeEngine.read top-k"
 
 
 class DecodeHooks(CommonHooks):
@@ -29,18 +30,18 @@ class DecodeHooks(CommonHooks):
         super().__init__(recorder, hooks)
         self._layers = 0
         engine = DecodeEngine
-        hooks.wrap(engine, "connect", before=self._connect)
-        hooks.wrap(engine, "start", before=self._start)
+        hooks.wrap(engine, "connect", "buffer", before=self._connect)
+        hooks.wrap(engine, "start", "request", before=self._start)
         hooks.wrap(engine, "announce", "receive", before=self._announce)
-        hooks.wrap(engine, "handle", before=self._handle)
+        hooks.wrap(engine, "handle", "order", before=self._handle)
         hooks.wrap(engine, "arrived", "completion", before=self._arrived)
         hooks.wrap(engine, "abort", "completion", before=self._abort)
         hooks.wrap(engine, "tell_abort", "completion", before=self._tell_abort)
-        hooks.wrap(engine, "release", before=self._release)
-        hooks.wrap(engine, "append", after=self._append)
+        hooks.wrap(engine, "release", "request", before=self._release)
+        hooks.wrap(engine, "append", "snapshot", after=self._append)
         hooks.wrap(engine, "read", "read", around=self._read)
-        hooks.wrap(engine, "hand_back", before=self._hand_back)
-        recorder.hook("lab.DecodeEngine.read top-k", "top-k")
+        hooks.wrap(engine, "hand_back", "order", before=self._hand_back)
+        recorder.hook(_TOP_K, "top-k")
         self._later: queue.SimpleQueue[tuple[int, Sequence, tuple[int, ...]] | None] = queue.SimpleQueue()
         self._held: dict[tuple[int, int], Sequence] = {}
         # Held while LT copies a request's pages, and for a moment when pages are given back.
@@ -145,15 +146,15 @@ class DecodeHooks(CommonHooks):
     def _append(self, _: None, engine: DecodeEngine, batch: StoreBatch) -> None:
         rows = engine.layout.rows
         for part in batch.parts:
-            page, row = np.divmod(part.slots, rows)
+            page = part.slots // rows
             self.look(
                 "ST", "", batch.layer, page, room=part.room, attempt=part.attempt,
                 rows=int(part.logical_rows[-1]) + 1, logical=int(part.logical_rows[0]) // rows, step=batch.step,
             )  # fmt: skip
 
     def _read(
-        self, original: Callable[..., Result], engine: DecodeEngine, step: Step, batch: ReadBatch
-    ) -> Result:
+        self, original: Callable[..., ReadResult], engine: DecodeEngine, step: Step, batch: ReadBatch
+    ) -> ReadResult:
         name = "lab.DecodeEngine.read"
         tables: list[I64] = []
         sampled: list[int] = []
@@ -173,12 +174,22 @@ class DecodeHooks(CommonHooks):
                     more = {
                         "query": batch.query[i].reshape(-1),
                         "weights": batch.weights[i],
-                        "logits": result[0][i, :rows],
-                        "top_k": result[1][i],
+                        "logits": result.logits[i, :rows],
+                        "top_k": result.top_k[i],
                     }
+                    self.recorder.fired(_TOP_K)
                 after = batch.table[i, : len(tables[i])]
                 read = Read(
-                    room, attempt, batch.layer, batch.step, rows, tables[i], after, batch.k, result[2], **more
+                    room,
+                    attempt,
+                    batch.layer,
+                    batch.step,
+                    rows,
+                    tables[i],
+                    after,
+                    batch.k,
+                    result.kernels[i],
+                    **more,
                 )
                 self.recorder.emit(read, mark)
             self._bracket("after", batch, tables, sampled)

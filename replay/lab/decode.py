@@ -16,14 +16,14 @@ from typing import Any
 
 import numpy as np
 
-from capture_hooks.events import F32, I32, I64
+from capture_hooks.events import I64
 from replay.lab import model
 from replay.lab.audit import Audit, row_hashes
 from replay.lab.barriers import Barriers
 from replay.lab.config import LabConfig, pages_for, rows_for
 from replay.lab.control import Channel, Message
 from replay.lab.faults import policy
-from replay.lab.pool import DUMMY_PAGE, PageAllocator, PagedPool, ReadBatch, StoreBatch, StorePart
+from replay.lab.pool import DUMMY_PAGE, PageAllocator, PagedPool, ReadBatch, ReadResult, StoreBatch, StorePart
 from replay.lab.stream import Stream
 from replay.lab.transport import Transport, Wire, create
 
@@ -150,7 +150,7 @@ class DecodeEngine:
         self._thread.join(timeout=10)
         self.stream.close()
         self.audit.write()
-        return {"error": self.error, "left": left, "steps": self._steps}
+        return {"error": self.error, "left": left, "steps": self._steps, "triton": self.pool.interpreted}
 
     def close(self) -> None:
         """Take the transport down, once the sender is gone."""
@@ -376,7 +376,7 @@ class DecodeEngine:
         table = step.table[:, :width]
         return ReadBatch(layer, step.number, keys, table, step.rows, query, weights, self.config.top_k)
 
-    def read(self, step: Step, batch: ReadBatch) -> tuple[F32, I32, str]:
+    def read(self, step: Step, batch: ReadBatch) -> ReadResult:
         """One launch of the read kernel."""
         before = batch.table.copy() if self.audit.on else batch.table
         result = self.pool.read(batch)

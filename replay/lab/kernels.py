@@ -23,6 +23,12 @@ def prepare() -> None:
     os.environ["TRITON_INTERPRET"] = "1"
 
 
+def load_triton() -> None:
+    """Import the Triton kernels (about a second)."""
+    import replay.kernels.read
+    import replay.kernels.store  # noqa: F401
+
+
 def store(
     layout: Layout,
     cache: torch.Tensor,

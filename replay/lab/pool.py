@@ -52,6 +52,15 @@ class ReadBatch:
     k: int
 
 
+@dataclass(frozen=True, slots=True)
+class ReadResult:
+    """What a read computed."""
+
+    logits: F32  #: float32[batch, rows], -inf past each length
+    top_k: I32  #: int32[batch, k], -1 padded
+    kernels: tuple[str, ...]  #: which kernel computed each row of the batch: "torch" or "triton"
+
+
 class PagedPool:
     """``layers`` layers of ``pages`` pages each, in one block of host memory.
 
@@ -69,7 +78,11 @@ class PagedPool:
         self.memory: U8 = np.zeros((layers, pages, self.pitch), np.uint8)
         self._caches = [torch.from_numpy(self.memory[layer]) for layer in range(layers)]
         self._policy = policy
-        self._triton_left = triton_pages
+        sample = 0 if policy.read == "tiled" else triton_pages
+        self._store_sample, self._read_sample = triton_pages, sample
+        self.interpreted = {"store": 0, "read": 0}  #: pages that Triton kernels did on the interpreter
+        if triton_pages:
+            kernels.load_triton()  # now: the first launch is no time for an import
         self._norm_weight = torch.from_numpy(model.norm_weight())
 
     def address(self, layer: int) -> int:
@@ -80,51 +93,63 @@ class PagedPool:
         """Bytes of one page that a transfer has to move."""
         return self.layout.page_bytes
 
-    def store(self, batch: StoreBatch) -> str:
-        """Write the rows of ``batch``; returns the name of the kernel that did it."""
+    def store(self, batch: StoreBatch) -> None:
+        """Write the rows of ``batch``."""
         slots = np.concatenate([part.slots for part in batch.parts])
         positions = np.concatenate([part.positions for part in batch.parts])
         keys = np.concatenate([part.keys for part in batch.parts])
         limit = self.pages * self.layout.rows
         if slots.min() < self.layout.rows or slots.max() >= limit:
             raise ValueError("slot outside the pool, or in the dummy page")
-        engine = self._engine(-(-len(slots) // self.layout.rows))
-        kernels.store(
-            self.layout,
-            self._caches[batch.layer],
-            torch.from_numpy(slots),
-            torch.from_numpy(keys),
-            torch.from_numpy(model.rope(positions)),
-            self._norm_weight,
-            model.EPSILON,
-            engine=engine,
-        )
-        return engine
+        rope = model.rope(positions)
+        # The interpreter does the first pages of a run, torch all others; the bytes are the same.
+        sample = min(len(slots), self._store_sample * self.layout.rows)
+        for engine, part in (("triton", slice(0, sample)), ("torch", slice(sample, None))):
+            if len(slots[part]) == 0:
+                continue
+            kernels.store(
+                self.layout,
+                self._caches[batch.layer],
+                torch.from_numpy(slots[part]),
+                torch.from_numpy(keys[part]),
+                torch.from_numpy(rope[part]),
+                self._norm_weight,
+                model.EPSILON,
+                engine=engine,
+            )
+        taken = -(-sample // self.layout.rows)
+        self._store_sample -= taken
+        self.interpreted["store"] += taken
 
-    def read(self, batch: ReadBatch) -> tuple[F32, I32, str]:
-        """Logits ``float32[batch, rows]`` (-inf past each length), top-k ``int32[batch, k]``, kernel name."""
+    def read(self, batch: ReadBatch) -> ReadResult:
+        """Logits and top-k of every row of the batch."""
         if batch.table.min() < 0 or batch.table.max() >= self.pages:
             raise ValueError("block table names a page outside the pool")
-        engine = self._engine(int(sum(-(-batch.rows // self.layout.rows))))
+        logits, top_k = self._read(batch, slice(None), "torch")
+        names = ["torch"] * len(batch.rooms)
+        for i, rows in enumerate(batch.rows.tolist()):
+            pages = -(-rows // self.layout.rows)
+            if 0 < pages <= self._read_sample:
+                one, best = self._read(batch, slice(i, i + 1), "triton")
+                logits[i, :rows], top_k[i] = one[0, :rows], best[0]
+                names[i] = "triton"
+                self._read_sample -= pages
+                self.interpreted["read"] += pages
+        return ReadResult(logits, top_k, tuple(names))
+
+    def _read(self, batch: ReadBatch, part: slice, engine: str) -> tuple[F32, I32]:
         logits, top_k = kernels.read(
             self.layout,
             self._caches[batch.layer],
-            torch.from_numpy(batch.table),
-            torch.from_numpy(batch.rows),
-            torch.from_numpy(batch.query),
-            torch.from_numpy(batch.weights),
+            torch.from_numpy(batch.table)[part],
+            torch.from_numpy(batch.rows[part]),
+            torch.from_numpy(batch.query[part]),
+            torch.from_numpy(batch.weights[part]),
             batch.k,
             engine=engine,
             tiled=self._policy.read == "tiled",
         )
-        return logits.numpy(), top_k.numpy(), engine
-
-    def _engine(self, pages: int) -> str:
-        """Which kernel does the next ``pages`` pages: the interpreter has a budget, torch does the bulk."""
-        if self._triton_left < pages or pages == 0 or self._policy.read == "tiled":
-            return "torch"
-        self._triton_left -= pages
-        return "triton"
+        return logits.numpy(), top_k.numpy()
 
 
 class PageAllocator:

@@ -30,6 +30,8 @@ from replay.lab.transport import Slice, Transfer, Transport, Wire, create
 
 #: Pause of a sender between looks at the events it waits for.
 _SENDER_NAP = 0.001
+#: Longest turn of a scheduler that has nothing to launch.
+_TURN = 0.02
 
 
 @dataclass(eq=False, slots=True)
@@ -167,7 +169,7 @@ class PrefillEngine:
         self.stream.close()
         self.transport.close()
         self.audit.write()
-        return {"error": self.error, "left": left, "batches": self._step}
+        return {"error": self.error, "left": left, "batches": self._step, "triton": self.pool.interpreted}
 
     def fail(self, error: BaseException) -> None:
         """Remember the first error of any thread; the round ends with it."""
@@ -189,6 +191,7 @@ class PrefillEngine:
     # -- scheduler -----------------------------------------------------------------------------------------------
 
     def _schedule(self) -> None:
+        before: list[Chunk] = []
         while not self._stop.is_set():
             busy = bool(self._running or (self._waiting and self._admissible()))
             for kind, body in self._messages(block=not busy):
@@ -197,12 +200,16 @@ class PrefillEngine:
             batch = self._form_batch()
             if batch:
                 self._launch(batch)
+            # One turn later, when the next batch is on the stream: launching it must not wait for this.
+            for chunk in before:
+                self.hand_over(chunk)
+            before = batch
             self._retire()
 
     def _messages(self, block: bool) -> list[tuple[str, Any]]:
         found = []
         try:
-            timeout = 0.005 if self._retiring else 0.2
+            timeout = _TURN
             found.append(self._inbox.get(block=block, timeout=timeout if block else None))
             while True:
                 found.append(self._inbox.get_nowait())
@@ -264,7 +271,7 @@ class PrefillEngine:
         return batch
 
     def _launch(self, batch: list[Chunk]) -> None:
-        """Put the batch on the stream, then hand its chunks to the senders."""
+        """Put the batch on the stream."""
         while self._launches and (
             len(self._launches) >= self.config.launch_ahead or self._launches[0].query()
         ):
@@ -275,7 +282,6 @@ class PrefillEngine:
         self._launches.append(event)
         for chunk in batch:
             chunk.event = event
-            self.hand_over(chunk)
 
     def _retire(self) -> None:
         """Free requests that have left, once nothing on the stream and no sender uses their pages."""

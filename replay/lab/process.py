@@ -59,7 +59,7 @@ def _round(role: str, router: Channel, message: Message, token: str) -> None:
         _play(role, router, config, message["transport"], token)
     finally:
         if attached is not None:
-            attached.detach()
+            attached.detach(keep=bool(message["keep"]))
         router.send("captured")
 
 

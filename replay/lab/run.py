@@ -186,6 +186,7 @@ class Pair:
         options: Mapping[str, str] | None = None,
         *,
         truth: bool = True,
+        keep: bool = True,
         kill: tuple[str, float] | None = None,
     ) -> RunResult:
         """Run one round.
@@ -195,6 +196,7 @@ class Pair:
             capture: capture into this folder in this round; ``None`` leaves it to the processes' environment.
             options: further ``KV_REPLAY_*`` values for this round.
             truth: keep the lab's own record and compare it.
+            keep: have the ring of page bytes written out at the end of the round.
             kill: (role, seconds after the first request) to SIGKILL a process; the pair is unusable afterwards.
 
         Raises:
@@ -210,7 +212,14 @@ class Pair:
             environ = {"KV_REPLAY_CAPTURE": str(capture), **(options or {})}
         started = time.monotonic()
         for role in ROLES:
-            self._send(role, "round", config=config.to_json(), environ=environ, transport=self.transport)
+            self._send(
+                role,
+                "round",
+                config=config.to_json(),
+                environ=environ,
+                transport=self.transport,
+                keep=keep,
+            )
         port = self._await("prefill", "listening")["port"]
         self._send("decode", "connect", port=port)
         for role in ROLES:
