@@ -93,6 +93,17 @@ def large_chunks(file: Any) -> None:
     )
 
 
+def missing_chunk(file: Any) -> None:
+    """Two rows in two chunks, one of them not stored: HDF5 would give a zero for it."""
+    del file["events/snapshot/room"]
+    file.create_dataset("events/snapshot/room", (2,), "<i8", chunks=(1,))[0] = 7
+
+
+def wrapping_offsets(file: Any) -> None:
+    """Differences that are all positive modulo 2**64."""
+    file["strings/offsets"][1:3] = [2**63 - 1, -2]
+
+
 def strings_of_lengths(file: Any) -> None:
     put("events/request/rid", np.array(["abc"], object), dtype=h5py.string_dtype())(file)
 
@@ -156,7 +167,9 @@ CHANGES: dict[str, Change] = {
     "a content that is not there": at("events/snapshot/content", 0, 3),
     "a content below -1": at("events/snapshot/content", 0, -2),
     "offsets that go back": at("events/snapshot/pages.offsets", 1, 4),
-    "offsets that wrap around": at("events/snapshot/pages.offsets", 1, -(2**63)),
+    "offsets below zero": at("events/snapshot/pages.offsets", 1, -(2**63)),
+    "offsets that wrap around": wrapping_offsets,
+    "a chunk that is not stored": missing_chunk,
     "offsets past the end": at("events/snapshot/pages.offsets", 2, 6),
     "offsets that leave out some": at("events/snapshot/pages.offsets", 2, 4),
     "pages and contents that do not go together": at("events/snapshot/content.offsets", 1, 2),
