@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from capture_hooks.layouts import Layout
+from replay.appended import own_units
 from replay.cells import Cells, build_cells
 from replay.order import Moment
 from replay.timeline import BufferInfo, Timeline
@@ -186,13 +187,13 @@ def _bad_reads(
             part = chosen[start : start + CHUNK]
             if progress is not None:
                 progress("reads", start, len(chosen))
-            found += _compare_reads(timeline, cells, part, base, own, source)
+            found += _compare_reads(timeline, cells, part, base, source)
     found.sort(key=lambda item: (int(snaps.process[item[0]]), int(snaps.seq[item[0]])))
     return found, int(judged.sum()), int((~judged).sum())
 
 
 def _compare_reads(
-    timeline: Timeline, cells: Cells, part: I64, base: I64, own: I64, source: I64
+    timeline: Timeline, cells: Cells, part: I64, base: I64, source: I64
 ) -> Iterator[tuple[int, int, Bool, Bool]]:
     snaps = timeline.snapshots
     rows, number = cells.reads[part], cells.read_cell[part]
@@ -206,19 +207,16 @@ def _compare_reads(
     in_prompt = row_of_unit < np.minimum(valid, exists)[:, None]
     appended = (row_of_unit >= valid[:, None]) & (row_of_unit < exists[:, None])
     differs = np.zeros(now.shape, bool)
-    for against, mask in ((base[number], in_prompt), (own[number], appended)):
-        present = against >= 0
-        if present.any():
-            should = units_of(timeline, against[present])
-            differs[present] |= (now[present] != should) & mask[present]
+    present = base[number] >= 0
+    if present.any():
+        differs[present] |= (now[present] != units_of(timeline, base[number][present])) & in_prompt[present]
+    if appended.any():
+        should, known = own_units(timeline, cells, number)
+        differs |= (now != should) & appended & np.tile(known >= 0, 2)
     # Bytes that arrived after the completion was told are right by now: the wire rung has them already.
     healed = source[number] >= 0
     if healed.any():
         differs[healed] &= (now[healed] != units_of(timeline, source[number][healed])) | ~in_prompt[healed]
-    own_rows = snaps.rows[np.maximum(cells.own_store[number], 0)]
-    # A row appended after the last ST that we have is not judged by it.
-    limit = np.where(own_rows >= 0, own_rows - cells.logical[number] * count, count)
-    differs &= in_prompt | (row_of_unit < limit[:, None])
     for index in np.flatnonzero(differs.any(axis=1)):
         hit = differs[index]
         yield int(rows[index]), int(number[index]), hit & in_prompt[index], hit & appended[index]
@@ -304,9 +302,10 @@ def _chunk_cases(
         if read_row >= 0:
             rows["RD"] = read_row
             have["RD"] = units_of(timeline, timeline.snapshots.content[[read_row]])[0]
-        if int(cells.own_store[number]) >= 0:
-            rows["OWN"] = int(cells.own_store[number])
-            have["OWN"] = units_of(timeline, timeline.snapshots.content[[rows["OWN"]]])[0]
+        if appended_bad is not None and appended_bad.any():
+            should, known = own_units(timeline, cells, np.array([number]))
+            rows["OWN"] = int(known[0, int(np.flatnonzero(appended_bad)[0]) % (width // 2)])
+            have["OWN"] = should[0]
         buffer = _destination(timeline, cells, number, rows)
         if buffer is None:
             continue

@@ -40,6 +40,8 @@ class Cells:
     expected: Bool  #: announced by a receiver and arrived: every stage should be there
     stage: dict[str, I64]
     own_store: I64  #: last ST snapshot of the page made by the reading side itself
+    own_rows: I64  #: rows of all ST snapshots of the reading side, by cell and sequence
+    own_cell: I64  #: the cell of each of them, ascending
     reads: I64  #: rows of all RD snapshots that belong to a cell, in sequence
     read_cell: I64  #: the cell of each of them
     overshoot: int  #: snapshots left out because the request had been freed already
@@ -55,6 +57,7 @@ def build_cells(timeline: Timeline) -> Cells:
     source_key = timeline.cell(snaps.request, snaps.slot, snaps.logical)
     key = np.where(source_key >= 0, source_key * processes + snaps.process, -1)
 
+    key = np.where(timeline.marked[snaps.request], -1, key)  # request -1 is the spare last entry, never marked
     late = _after_free(timeline)
     rows = {name: snaps.where(*wanted) for name, wanted in STAGE_KEYS.items()}
     reads = snaps.where("RD")
@@ -83,6 +86,10 @@ def build_cells(timeline: Timeline) -> Cells:
         stage[name] = _last(snaps.seq, source_key, rows[name], cell_key)
     stage["ST"], own_store = _stores(timeline, key, rows["ST"], universe, cell_key, process, stage, processes)
 
+    own_rows = rows["ST"][np.isin(key[rows["ST"]], universe)]
+    own_cell = np.searchsorted(universe, key[own_rows])
+    by_cell = np.lexsort((snaps.seq[own_rows], own_cell))
+    own_rows, own_cell = own_rows[by_cell], own_cell[by_cell]
     reads = reads[np.lexsort((snaps.seq[reads], snaps.process[reads]))]
     read_cell = np.searchsorted(universe, key[reads])
     _adopt_shared(timeline, stage, reads, read_cell)
@@ -100,6 +107,8 @@ def build_cells(timeline: Timeline) -> Cells:
         expected=np.isin(universe, expected_key),
         stage=stage,
         own_store=own_store,
+        own_rows=own_rows,
+        own_cell=own_cell,
         reads=reads,
         read_cell=read_cell,
         overshoot=overshoot,

@@ -177,6 +177,15 @@ class Timeline:
         return rows
 
     @cached_property
+    def marked(self) -> Bool:
+        """Warm-up, health and fake requests (``bool[requests]``): nobody sent them anything, nobody judges them."""
+        table = self.trace.table("request")
+        numbers = self.request_column("request")
+        marked = np.zeros(len(self.requests) + 1, bool)
+        marked[numbers[(table["mark"] != "") & (numbers >= 0)]] = True
+        return marked
+
+    @cached_property
     def snapshots(self) -> PageSnapshots:
         """All page snapshots, flat."""
         table = self.trace.table("snapshot")
@@ -328,6 +337,18 @@ class Timeline:
     def moment(self, table: str, row: int) -> Moment:
         """The interval of record ``row`` of ``table``."""
         return moment(self.trace.table(table), row)
+
+    @cached_property
+    def _order_ends(self) -> dict[tuple[str, str, str], list[int]]:
+        table = self.trace.table("order")
+        found: dict[tuple[str, str, str], list[int]] = {}
+        for row, name in enumerate(zip(table["what"], table["key"], table["end"], strict=True)):
+            found.setdefault(name, []).append(row)
+        return found
+
+    def order_ends(self, what: str, key: str, end: str) -> list[int]:
+        """Rows of the order table with this edge and end."""
+        return self._order_ends.get((what, key, end), [])
 
     def cell(self, request: I64, slot: I64, logical: I64) -> I64:
         """Key of each (request, layer and buffer name, logical page); -1 where a part is unknown."""

@@ -95,13 +95,20 @@ def _store_again(case: StoreCase, device: str) -> int:
 
     inputs = case.inputs
     cache = torch.zeros((1, case.layout.page_bytes), dtype=torch.uint8, device=device)
-    arrays = (case.rows, inputs.keys, inputs.rope, inputs.norm_weight)
-    store(case.layout, cache, *(_tensor(array, device) for array in arrays), inputs.epsilon)
+    store(
+        case.layout,
+        cache,
+        _tensor(case.rows, device),
+        _tensor(inputs.keys, device),
+        _tensor(inputs.rope, device),
+        _tensor(inputs.norm_weight, device),
+        inputs.epsilon,
+    )
     page = cache.cpu().numpy()
     check = check_store(
         case.layout, inputs, case.layout.values(page)[0][case.rows], case.layout.scales(page)[0][case.rows]
     )
-    return int((~check.reproduced).sum())
+    return int((~check.reproduced).sum())  # rows that the reference cannot judge disagree with nobody
 
 
 def _read_again(case: ReadCase, device: str) -> int:
@@ -126,7 +133,7 @@ def _read_again(case: ReadCase, device: str) -> int:
 def _user_read(
     timeline: Timeline, evidence: Evidence, case: ReadCase, options: JudgeOptions, unclear: list[NotJudged]
 ) -> list[PageEvidence]:
-    from replay.kernels.userkernel import KernelFailure, run_read_kernel
+    from replay.kernels.userkernel import UserKernelError, run_read_kernel
 
     spec = str(options.read_kernel)
     try:
@@ -141,7 +148,7 @@ def _user_read(
             max(case.k, 1),
             timeout=options.timeout,
         )
-    except KernelFailure as error:
+    except UserKernelError as error:
         unclear.append(NotJudged(f"your read kernel {spec}", str(error)))
         return []
     mine = replace(case, logits=np.asarray(logits[0, : case.rows], np.float32), bracketed=True)
@@ -158,7 +165,7 @@ def _user_read(
 def _user_store(
     timeline: Timeline, evidence: Evidence, case: StoreCase, options: JudgeOptions, unclear: list[NotJudged]
 ) -> list[PageEvidence]:
-    from replay.kernels.userkernel import KernelFailure, run_store_kernel
+    from replay.kernels.userkernel import UserKernelError, run_store_kernel
 
     spec, inputs = str(options.store_kernel), case.inputs
     try:
@@ -173,7 +180,7 @@ def _user_store(
             inputs.epsilon,
             timeout=options.timeout,
         )
-    except KernelFailure as error:
+    except UserKernelError as error:
         unclear.append(NotJudged(f"your store kernel {spec}", str(error)))
         return []
     mine = replace(case, data=np.asarray(pages[0], np.uint8))

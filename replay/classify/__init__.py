@@ -95,6 +95,11 @@ def _destination(case: Case, evidence: Evidence) -> Iterator[Explanation]:
         if foreign is not None:
             yield foreign
             bad = bad & ~foreign.explained
+        if bad.any() and mask is case.appended_bad:
+            late = completion_early.overwrote(case, evidence, bad)
+            if late is not None:
+                yield late
+                bad = bad & ~late.explained
         if bad.any():
             expected = next((name for name in ("RC", "SE", "ST") if case.has(name)), "ST")
             where, why = "destination", "the page changed after its bytes had arrived"

@@ -22,13 +22,17 @@ def explain(case: Case, evidence: Evidence, bad: Bool) -> Explanation | None:
     if source == "":
         return None
     later, healed = _arrived_later(case, source, bad)
-    if later == "" or (not halves(healed)[0].any() and not healed.any()):
+    told_first = _told_before_done(case, evidence)
+    if told_first and case.has("RC-"):
+        # Still old at every later look, and the transfer was not over when success was told.
+        healed = healed | (bad & case.same("RC", "RC-"))
+    if not healed.any():
         return None
     old = case.same("RC", "RC-") if case.has("RC-") else np.zeros(len(bad), bool)
     torn = healed & ~old
     old_known = case.has("RC-") and int(torn.sum()) <= TORN_UNITS
     order = case.timeline.order
-    ordered = later == "RD" or order.before(case.moment("RC"), case.moment(later))
+    ordered = told_first or later == "RD" or order.before(case.moment("RC"), case.moment(later))
     torn_read, clean_read = _reads(case, source, healed)
     others_quiet = _no_other_writer(case, evidence)
     told = _told(case, evidence)
@@ -39,8 +43,13 @@ def explain(case: Case, evidence: Evidence, bad: Bool) -> Explanation | None:
         f"at completion (RC) values of {span(values)} and scales of {span(scales)} still held the page's old bytes"
         if old_known
         else f"at completion (RC) values of {span(values)} and scales of {span(scales)} differ from the source",
-        f"{later} shows the source's bytes in all of these places: they arrived later, after completion was reported",
     ]
+    if later:
+        lines.append(
+            f"{later} shows the source's bytes there: they arrived later, after completion was reported"
+        )
+    if told_first:
+        lines.append("success was told before the transfer was done, in the order of the sender")
     if torn_read:
         lines.append("a read (RD) saw the page before they had arrived")
     return Explanation(
@@ -51,8 +60,40 @@ def explain(case: Case, evidence: Evidence, bad: Bool) -> Explanation | None:
         expected=source,
         observed="RC",
         evidence=tuple(lines),
-        runner_up=RunnerUp("F31", f"{later} is complete: no bytes were lost"),
+        runner_up=RunnerUp(
+            "F31",
+            f"{later} is complete: no bytes were lost"
+            if later
+            else "the transfer was not over at completion",
+        ),
         harmless=clean_read and not torn_read,
+    )
+
+
+def overwrote(case: Case, evidence: Evidence, bad: Bool) -> Explanation | None:
+    """Units of ``bad`` (rows that the reading side appended) that the request's own late transfer wrote over.
+
+    Pages travel whole. What arrives after reading has begun brings the source's bytes past the prompt as well.
+    """
+    source = next((stage for stage in ("SE+", "SE") if case.has(stage)), "")
+    if source == "" or not case.has("RD") or not _told_before_done(case, evidence):
+        return None
+    over = bad & case.same("RD", source)
+    if not halves(over)[0].any():
+        return None
+    values, _ = halves(over)
+    return Explanation(
+        code="F09",
+        stage="completion",
+        confidence="certain" if bool((over == bad).all()) else "likely",
+        explained=over,
+        expected="OWN",
+        observed="RD",
+        evidence=(
+            f"{span(values)}: appended by the reading side, then overwritten by the source's bytes",
+            "success was told before the transfer was done, in the order of the sender",
+        ),
+        runner_up=RunnerUp("F14", "the bytes are those of the request's own source page"),
     )
 
 
@@ -88,6 +129,20 @@ def _reads(case: Case, source: str, healed: Bool) -> tuple[bool, bool]:
     return torn, clean
 
 
+def _told_before_done(case: Case, evidence: Evidence) -> bool:
+    """Whether the sender told success, in its own order, before a transfer of the request was over."""
+    room, attempt = case.timeline.requests[case.request]
+    told = case.timeline.order_ends("status", f"{room}.{attempt}", "tail")
+    if not told:
+        return False
+    moment = case.timeline.moment("order", told[0])
+    for send in evidence.descriptors.sends_of(case.request).tolist():
+        over = evidence.descriptors.completion(send)
+        if over is not None and case.timeline.order.before(moment, over):
+            return True
+    return False
+
+
 def _told(case: Case, evidence: Evidence) -> bool:
     """Whether the protocol's edges show that the page was looked at after its transfer had been posted."""
     order, completed = case.timeline.order, case.moment("RC")
@@ -103,6 +158,11 @@ def _no_other_writer(case: Case, evidence: Evidence) -> bool:
         if other == case.request:
             continue
         mine = case.timeline.alloc_row(case.process, case.request, case.page)
+        theirs = case.timeline.alloc_row(case.process, other, case.page)
+        if mine is not None and theirs is not None:
+            allocs = case.timeline.allocs
+            if case.timeline.order.before(allocs.moment_of(mine), allocs.moment_of(theirs)):
+                continue  # it got the page later: it cannot have written before
         over = evidence.descriptors.completion(int(pieces.send[row]))
         if mine is None or over is None:
             return False

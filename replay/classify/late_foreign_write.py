@@ -52,10 +52,12 @@ def _donor(
     donor_units = units_of(timeline, snaps.content[[snapshot]])[0]
     if len(donor_units) != len(bad):
         return None
-    matched = fresh & (case.units[stage] == donor_units)
-    values, _ = halves(matched)
-    if not values.any():
+    same = case.units[stage] == donor_units
+    if not halves(fresh & same)[0].any():
         return None
+    # Rows that only this write can have changed prove it; what else of its source is there came with it.
+    matched = bad & same
+    values, _ = halves(matched)
     left = bad & ~matched
     # The edge of a write can cut a unit: neither content, but bytes of both.
     torn = left & fresh
@@ -82,7 +84,7 @@ def _donor(
     landed_late = case.has(earlier) and order.before(case.moment(earlier), seen)
     # The edge between the processes: the transfer was posted for a page that had been announced for it.
     announced = order.before(timeline.allocs.moment_of(theirs), posted)
-    enough = int(values.sum()) >= min(4, int(halves(bad)[0].sum()))
+    enough = int(halves(fresh & same)[0].sum()) >= min(4, int(halves(bad)[0].sum()))
     whole = writers_known and changed_hands and landed_late and announced and enough
     confidence: Confidence = "certain" if whole else "likely"
     lines = [

@@ -27,6 +27,8 @@ def explain(case: Case, evidence: Evidence, bad: Bool, delivered: bool) -> Expla
     touching = evidence.descriptors.touching(case.buffer.number, case.page)
     if (pieces.request[touching] != case.request).any():
         return None  # another transfer names the page: it may have written it
+    if not _over_before(case, evidence):
+        return None  # the transfer may still have been on its way
     writers = evidence.covers(case.process, "store", "receive") and _sends_covered(case, evidence)
     confidence: Confidence = "certain" if writers else "likely"
     values, scales = halves(stable)
@@ -46,6 +48,15 @@ def explain(case: Case, evidence: Evidence, bad: Bool, delivered: bool) -> Expla
         ),
         runner_up=RunnerUp("F09", "the later look shows the same wrong bytes: nothing arrived late"),
     )
+
+
+def _over_before(case: Case, evidence: Evidence) -> bool:
+    """Whether every transfer of the request was over, by proven order, when the destination was looked at."""
+    seen = case.moment("RC")
+    moments = [
+        evidence.descriptors.completion(send) for send in evidence.descriptors.sends_of(case.request).tolist()
+    ]
+    return bool(moments) and all(m is not None and case.timeline.order.before(m, seen) for m in moments)
 
 
 def _sends_covered(case: Case, evidence: Evidence) -> bool:
