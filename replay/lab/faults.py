@@ -6,8 +6,8 @@ afterwards, nothing reads the load, and the engine, its options and its events n
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from capture_hooks.layouts import Layout
@@ -36,6 +36,8 @@ class Fault:
     about: str
     racy: bool  #: depends on timing
     policy: Callable[[Layout], Policy]
+    #: Sizes of the demo (fields of ``LabConfig``) at which the load, not the wire, brings the race about.
+    sizes: Mapping[str, float] = field(default_factory=dict)
 
 
 #: Item length that the sender has hard-coded, by the format that the pool really has.
@@ -61,6 +63,7 @@ FAULTS: dict[str, Fault] = {
             "the sender does not wait for the forward event of the chunk it sends",
             True,
             lambda _: Policy(await_stores=False),
+            {"wire_mb_s": 40.0, "layer_ms": 4.0},
         ),
         Fault(
             "completion-early",
