@@ -8,12 +8,12 @@ events of a scene always agree with its memory, and only the story decides what 
 ``drop`` leaves kinds of record out, as a recorder that does not see them would: the names are those of the
 builder's methods, and for snapshots their stage and moment ("SE.after", "RC"). Hooks of what is dropped are
 declared missing, since otherwise their silence would be false evidence. ``skew_ns`` puts decode on another host
-whose clock differs by that much.
+whose clock differs by that much. A scene ``beside`` another one is the next rank's pair in the same trace.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,13 +46,15 @@ class Scene:
         item_length: int = 0,
         grouped: bool = False,
         skew_ns: int = 0,
+        beside: Scene | None = None,
     ) -> None:
+        self.rank = beside.rank + 1 if beside else 0
         self.scales = scales
         self.threads = threads
         self.grouped = grouped
         self.paths = [folder / "prefill.h5", folder / "decode.h5"] if split else [folder / "pair.h5"]
-        self.builders = [TraceBuilder(path) for path in self.paths]
-        clock = [0]
+        self.builders = beside.builders if beside else [TraceBuilder(path) for path in self.paths]
+        clock = beside.prefill.clock if beside else [0]
         common: dict[str, Any] = {
             "pages": pages,
             "keep": keep,
@@ -63,28 +65,30 @@ class Scene:
             "engine": "scene",
             "mode": "pages" if keep == "bytes" else "digest",
             "transport": "hand",
+            "rank": self.rank,
         }
+        away = self.rank << 40
         self.prefill = Side(
             role="prefill",
-            agent="prefill-agent",
-            process=self.builders[0].process(role="prefill", rank=0, run="p0", host="5a0c", **told),
+            agent=f"prefill-agent-{self.rank}",
+            process=self.builders[0].process(role="prefill", run=f"p{self.rank}", host="5a0c", **told),
             format=format,
             layers=tuple(layers),
-            base=0x7F10_0000_0000,
+            base=0x7F10_0000_0000 + away,
             first_buffer=0,
             item_length=item_length,
             **common,
         )
         self.decode = Side(
             role="decode",
-            agent="decode-agent",
+            agent=f"decode-agent-{self.rank}",
             process=self.builders[-1].process(
-                role="decode", rank=0, run="d0", host="77fe" if skew_ns else "5a0c", **told
+                role="decode", run=f"d{self.rank}", host="77fe" if skew_ns else "5a0c", **told
             ),
             skew_ns=skew_ns,
             format=decode_format or format,
             layers=tuple(layers if decode_layers is None else decode_layers),
-            base=0x7E20_0000_0000,
+            base=0x7E20_0000_0000 + away,
             first_buffer=20,
             item_length=0,
             **common,
@@ -237,11 +241,13 @@ class Scene:
         strides: tuple[int, int] | None = None,
         destination: Sequence[int] | None = None,
         rows: int | None = None,
+        pairs: Sequence[tuple[int, int]] | None = None,
     ) -> Transfer:
         """Prefill posts a transfer of the logical pages. Nothing has landed yet.
 
         ``lengths`` are the item lengths of the descriptors (source, destination), ``strides`` the bytes from page
-        to page with which their addresses are computed; an honest sender uses the two page sizes.
+        to page with which their addresses are computed; an honest sender uses the two page sizes. ``pairs`` are the
+        source and destination layers; an honest sender pairs those that both sides have.
         """
         p, d = self.prefill, self.decode
         wire = 1 if self.threads else 0
@@ -251,9 +257,9 @@ class Scene:
         length = lengths or (layout(p.format).page_bytes,) * 2
         stride = strides or (p.pitch, d.pitch)
         source, target = [], []
-        for layer in [layer for layer in p.layers if layer in d.layers]:
-            a = [p.address(layer) + page * stride[0] for page in source_pages]
-            b = [d.address(layer) + page * stride[1] for page in target_pages]
+        for here, there in pairs or [(layer, layer) for layer in p.layers if layer in d.layers]:
+            a = [p.address(here) + page * stride[0] for page in source_pages]
+            b = [d.address(there) + page * stride[1] for page in target_pages]
             x, y = _rows(a, b, length, grouped=self.grouped)
             source += x
             target += y
@@ -276,7 +282,7 @@ class Scene:
             logical=logical[0],
             pages=source_pages,
             destination_pages=target_pages,
-            item_lengths=[length[0]] * len(p.layers),
+            item_lengths=[length[0]] * len(pairs or p.layers),
             source=np.array(source, np.uint64).reshape(-1, 2),
             destination=np.array(target, np.uint64).reshape(-1, 2),
             thread=wire,
@@ -371,18 +377,31 @@ class Scene:
         snapshot: bool = True,
         logits: bool = False,
         layers: Iterable[int] | None = None,
+        change: Callable[[dict[str, Any]], None] | None = None,
+        meanwhile: Callable[[], None] | None = None,
     ) -> None:
-        """The indexer reads ``rows`` rows through ``table``; ``pad`` are the unused table entries behind it."""
+        """The indexer reads ``rows`` rows through ``table``; ``pad`` are the unused table entries behind it.
+
+        ``change`` alters what the kernel computed (query, weights, logits, top-k) before it is told; ``meanwhile`` is
+        what happens on the host while the kernel runs.
+        """
         d = self.decode
         rows = job.length if rows is None else rows
         logical = job.logical(rows)
         table = [job.decode[k] for k in logical] if table is None else list(table)
         chosen = d.layers if layers is None else tuple(layers)
         step = self.step()
+        begin = d.seq + 1
         if snapshot:
             d.snapshot("RD", "before", job, logical, table, rows=rows, step=step, layers=chosen)
+        stamp = {}
+        if meanwhile:
+            meanwhile()
+            stamp = {"begin_seq": begin}
         for layer in chosen:
             more = kernel(d, layer, table, rows) if logits else {}
+            if change:
+                change(more)
             d.emit(
                 "read",
                 room=job.room,
@@ -393,6 +412,7 @@ class Scene:
                 table=[*table, *pad],
                 table_after=[*table, *pad],
                 **more,
+                **stamp,
             )
         if snapshot:
             d.snapshot("RD", "after", job, logical, table, rows=rows, step=step, layers=chosen)

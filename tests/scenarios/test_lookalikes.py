@@ -244,3 +244,168 @@ def test_m12_a_length_that_cuts_only_bytes_past_the_valid_rows_is_a_hazard(tmp_p
     expect_clean(verdict)
     assert verdict.hazards, "the item lengths of the two sides differ"
     assert any("8340" in f"{h.what} {h.where}".replace(",", "") for h in verdict.hazards)
+
+
+@KEEPS
+def test_a_page_that_is_sent_twice_is_judged_by_its_last_sending(tmp_path: Path, keep: Any) -> None:
+    """A chunk ends inside page 1; the next chunk fills that page and sends it again."""
+    scene = Scene(tmp_path, keep=keep)
+    scene.earlier([21, 22, 23], [5, 6, 7])
+    ours = Job(7000, 0, 192, [21, 22, 23], [5, 6, 7])
+    scene.start(ours)
+    scene.announce(ours)
+    scene.store(ours, 0, 100)
+    scene.send(ours, [0, 1], chunk=0, last=False, rows=100)
+    scene.store(ours, 100, 192)
+    scene.send(ours, [1, 2], chunk=1, last=True)
+    scene.arrive(ours)
+    scene.look("LT", ours)
+    scene.read(ours)
+    expect_clean(verdict_of(scene))
+
+
+@KEEPS
+def test_a_store_that_goes_on_in_a_page_that_is_being_sent_is_clean(tmp_path: Path, keep: Any) -> None:
+    """As above, but the next rows are written while the first sending of the page is in flight."""
+    scene = Scene(tmp_path, keep=keep)
+    scene.earlier([21, 22, 23], [5, 6, 7])
+    ours = Job(7000, 0, 192, [21, 22, 23], [5, 6, 7])
+    scene.start(ours)
+    scene.announce(ours)
+    scene.store(ours, 0, 100)
+    first = scene.post(ours, [0, 1], chunk=0, last=False, rows=100)
+    scene.store(ours, 100, 192)
+    scene.land(first)
+    scene.done(first)
+    scene.send(ours, [1, 2], chunk=1, last=True)
+    scene.arrive(ours)
+    scene.look("LT", ours)
+    scene.read(ours)
+    expect_clean(verdict_of(scene))
+
+
+@KEEPS
+def test_the_source_may_be_reused_once_the_transfer_is_done(tmp_path: Path, keep: Any) -> None:
+    scene = Scene(tmp_path, keep=keep)
+    ours = Job(7000, 0, 192, [21, 22, 23], [5, 6, 7])
+    scene.start(ours)
+    scene.announce(ours)
+    scene.store(ours, 0, 192)
+    scene.send(ours)
+    scene.free(scene.prefill, ours)
+    other = Job(7001, 1, 192, [23, 22, 21], [8, 9, 10])
+    scene.start(other)
+    scene.announce(other)
+    scene.store(other, 0, 192)
+    scene.arrive(ours)
+    scene.read(ours)
+    scene.send(other)
+    scene.arrive(other)
+    scene.read(other)
+    expect_clean(verdict_of(scene))
+
+
+@KEEPS
+def test_m5_warm_up_and_health_requests_have_no_transfer(tmp_path: Path, keep: Any) -> None:
+    """They run on pages that were given to them, decode reads what nobody sent, and nobody owes them anything."""
+    scene = Scene(tmp_path, keep=keep)
+    d = scene.decode
+    for room, mark in ((1, "warmup"), (2, "health"), (3, "fake")):
+        job = Job(room, 4, 64, [], [5])
+        scene.begin(d, job, mark=mark)
+        scene.give(d, job, [5])
+        scene.read(job)
+        scene.free(d, job)
+    scene.healthy(Job(7000, 0, 128, [21, 22], [5, 6]))
+    expect_clean(verdict_of(scene))
+
+
+@KEEPS
+def test_m11_the_pages_may_change_hands_while_the_last_step_runs(tmp_path: Path, keep: Any) -> None:
+    """The read began before the host freed the pages; its second look sees the next owner's bytes."""
+    scene = Scene(tmp_path, keep=keep)
+    ours = scene.healthy(Job(7000, 0, 100, [21, 22], [5, 6]))
+    other = Job(7001, 1, 128, [23, 24], [6, 5])
+
+    def change_hands() -> None:
+        scene.finish(ours)
+        scene.healthy(other, reads=0)
+
+    scene.read(ours, meanwhile=change_hands)
+    scene.read(other)
+    expect_clean(verdict_of(scene))
+
+
+@KEEPS
+@pytest.mark.parametrize("reused", [False, True])
+def test_a_later_look_may_come_after_the_pages_have_changed_hands(
+    tmp_path: Path, keep: Any, reused: bool
+) -> None:
+    scene = Scene(tmp_path, keep=keep)
+    ours = Job(7000, 0, 128, [21, 22], [5, 6])
+    scene.start(ours)
+    scene.announce(ours)
+    scene.store(ours, 0, 128)
+    scene.send(ours)
+    scene.arrive(ours)
+    scene.read(ours)
+    scene.finish(ours)
+    other = Job(7001, 1, 128, [23, 24], [6, 5])
+    if reused:
+        scene.healthy(other)
+    scene.look("LT", ours)
+    expect_clean(verdict_of(scene))
+
+
+@KEEPS
+def test_a_later_look_at_another_owners_bytes_is_no_evidence_about_a_torn_page(
+    tmp_path: Path, keep: Any
+) -> None:
+    """Torn as in S1, but the pages had changed hands before LT: neither that it arrived later nor that it never did."""
+    scene = Scene(tmp_path, keep=keep)
+    scene.earlier([21, 22, 23], [5, 6, 7])
+    ours = Job(7000, 0, 192, [21, 22, 23], [5, 6, 7])
+    scene.start(ours)
+    scene.announce(ours)
+    scene.store(ours, 0, 192)
+    transfer = scene.post(ours)
+    scene.land(transfer, only=(0, 4096), pages=[6])
+    scene.done(transfer)
+    scene.arrive(ours)
+    scene.read(ours)
+    scene.finish(ours)
+    scene.healthy(Job(7001, 1, 192, [24, 25, 26], [5, 6, 7]))
+    scene.look("LT", ours)
+    verdict = verdict_of(scene)
+    assert verdict.verdict == "divergent"
+    (finding,) = verdict.findings
+    assert finding.request.room == 7000
+    assert finding.stage in ("wire", "completion")
+    assert finding.confidence != "certain" or finding.code == "unclassified"
+    assert [page.logical for page in finding.pages] == [1]
+
+
+@KEEPS
+def test_an_aborted_write_that_lands_before_the_new_owners_bytes_is_overwritten(
+    tmp_path: Path, keep: Any
+) -> None:
+    scene = Scene(tmp_path, keep=keep)
+    a = Job(7000, 0, 128, [20, 21], [14, 15])
+    b = Job(7001, 1, 128, [24, 25], [15, 14])
+    scene.start(a)
+    scene.announce(a)
+    scene.store(a, 0, a.rows)
+    late = scene.post(a)
+    scene.free(scene.decode, a, "abort")
+    scene.start(b)
+    scene.announce(b)
+    scene.store(b, 0, b.rows)
+    transfer = scene.post(b)
+    scene.land(late)
+    scene.land(transfer)
+    scene.done(late)
+    scene.done(transfer)
+    scene.arrive(b)
+    scene.look("LT", b)
+    scene.read(b)
+    expect_clean(verdict_of(scene))

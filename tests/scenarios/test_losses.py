@@ -221,3 +221,25 @@ def test_a_finding_whose_evidence_is_whole_stays_certain_beside_a_loss(tmp_path:
     side = scene.decode
     side.emit("loss", stage="disk", what="snapshot", count=9, first_seq=side.seq + 1, last_seq=side.seq + 1)
     expect(verdict_of(scene), "F09", "completion-early", "completion", room=7000)
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+@pytest.mark.parametrize("cut", ["", "31 bytes at 4096"])
+def test_a_process_that_was_killed_accuses_nobody_and_is_not_clean(
+    tmp_path: Path, role: str, cut: str
+) -> None:
+    scene = healthy_pair(Scene(tmp_path))
+    side = scene.prefill if role == "prefill" else scene.decode
+    side.process.killed(cut)
+    verdict = verdict_of(scene)
+    assert verdict.findings == ()
+    assert verdict.verdict == "inconclusive"
+
+
+@pytest.mark.parametrize("name", STORIES)
+def test_a_process_that_was_killed_afterwards_does_not_cancel_a_finding(tmp_path: Path, name: str) -> None:
+    story, how, code, _ = STORIES[name]
+    scene = story(Scene(tmp_path, **how))
+    scene.decode.process.killed("31 bytes at 4096")
+    verdict = verdict_of(scene)
+    assert {finding.code for finding in verdict.findings} == {code}

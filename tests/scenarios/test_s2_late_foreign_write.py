@@ -138,3 +138,79 @@ def test_the_abort_without_reuse_is_clean(tmp_path: Path) -> None:
     scene.free(scene.prefill, a, "abort")
     scene.healthy(Job(7001, 1, 256, [24, 25, 26, 27], [10, 11, 12, 13]))
     expect_clean(verdict_of(scene))
+
+
+@pytest.mark.parametrize("keep", ["bytes", "digests"])
+def test_a_late_write_before_the_look_at_completion_is_no_other_kind(tmp_path: Path, keep: Any) -> None:
+    """A's write lands after B's own and before RC(B), so that RC is foreign already: nothing shows B's bytes arriving.
+
+    It may stay unclassified. It is not lost on the wire, no early completion and no wrong page id.
+    """
+    scene = Scene(tmp_path, keep=keep)
+    a = Job(7000, 0, 128, [20, 21], [14, 15])
+    b = Job(7001, 1, 192, [24, 25, 26], [13, 14, 15])
+    scene.earlier([20, 21, 24], [13, 14, 15])
+    scene.start(a)
+    scene.announce(a)
+    scene.store(a, 0, a.rows)
+    late = scene.post(a)
+    scene.free(scene.decode, a, "abort")
+    scene.start(b)
+    scene.announce(b)
+    scene.store(b, 0, b.rows)
+    transfer = scene.post(b)
+    scene.land(transfer)
+    scene.land(late)
+    scene.done(transfer)
+    scene.arrive(b)
+    scene.done(late)
+    scene.look("LT", b)
+    scene.read(b)
+    verdict = verdict_of(scene)
+    assert verdict.verdict == "divergent"
+    (finding,) = verdict.findings
+    assert finding.code in ("F14", "unclassified")
+    assert finding.request.room == 7001
+    assert [page.logical for page in finding.pages] == [1, 2]
+
+
+@pytest.mark.parametrize("keep", ["bytes", "digests"])
+def test_the_late_write_may_be_of_an_earlier_attempt_of_the_same_room(tmp_path: Path, keep: Any) -> None:
+    """The retry has other pages, but two of them in another place: its own bytes land one page off."""
+    scene = Scene(tmp_path, keep=keep)
+    first = Job(7000, 0, 192, [20, 21, 22], [14, 15, 16])
+    again = Job(7000, 0, 192, [24, 25, 26], [13, 14, 15], attempt=1)
+    scene.start(first)
+    scene.announce(first)
+    scene.store(first, 0, first.rows)
+    late = scene.post(first)
+    scene.free(scene.decode, first, "abort")
+    scene.start(again)
+    scene.announce(again)
+    scene.store(again, 0, again.rows)
+    scene.send(again)
+    scene.arrive(again)
+    scene.land(late)
+    scene.done(late)
+    scene.read(again)
+    scene.look("LT", again)
+    verdict = verdict_of(scene)
+    assert verdict.verdict == "divergent"
+    (finding,) = verdict.findings
+    assert (finding.code, finding.stage, finding.confidence) == ("F14", "destination", "certain")
+    assert (finding.request.room, finding.request.attempt) == (7000, 1)
+    assert [(page.logical, page.donor) for page in finding.pages] == [
+        (1, Donor(room=7000, layer=0, logical=0)),
+        (2, Donor(room=7000, layer=0, logical=1)),
+    ]
+
+
+@pytest.mark.parametrize("keep", ["bytes", "digests"])
+def test_the_donor_is_the_one_whose_write_was_in_flight_and_not_its_twin(tmp_path: Path, keep: Any) -> None:
+    """Two other requests hold the very bytes that landed; their transfers were over long before."""
+    scene = Scene(tmp_path, keep=keep)
+    scene.healthy(Job(6998, 0, 256, [30, 31, 32, 33], [2, 3, 4, 5]))
+    overtaken(scene)
+    scene.healthy(Job(7999, 0, 256, [34, 35, 36, 37], [6, 7, 8, 9]))
+    verdict = verdict_of(scene)
+    expect(verdict, "F14", "late-foreign-write", "destination", room=7001, pages=foreign_pages(keep=keep))

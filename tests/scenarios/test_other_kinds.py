@@ -1,0 +1,287 @@
+"""Faults of kinds that a judge may not know yet: they are named rightly or left unclassified at their stage.
+
+A difference that fits no known kind is `unclassified`. That is a right answer; a wrong kind is not.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from replay.verdict import Verdict
+from tests.scenarios import pattern
+from tests.scenarios.outcome import verdict_of
+from tests.scenarios.scene import Job, Scene
+
+KEEPS = pytest.mark.parametrize("keep", ["bytes", "digests"])
+
+
+def ours() -> Job:
+    return Job(7000, 0, 192, [21, 22, 23], [5, 6, 7])
+
+
+def up_to_the_post(scene: Scene) -> Job:
+    job = ours()
+    scene.earlier([21, 22, 23], [5, 6, 7])
+    scene.start(job)
+    scene.announce(job)
+    scene.store(job, 0, job.rows)
+    return job
+
+
+def after_arrival(scene: Scene, job: Job) -> None:
+    scene.arrive(job)
+    scene.look("LT", job)
+    scene.read(job)
+
+
+def expect_named_or_unclassified(
+    verdict: Verdict,
+    code: str,
+    *stages: str,
+    layers: tuple[int, ...] = (0,),
+    pages: tuple[int, ...] | None = None,
+    room: int = 7000,
+) -> None:
+    assert verdict.verdict == "divergent"
+    for finding in verdict.findings:
+        assert finding.code in (code, "unclassified"), (finding.code, finding.stage, finding.evidence)
+        assert finding.stage in stages, (finding.code, finding.stage, finding.evidence)
+        assert finding.request.room == room
+    assert tuple(sorted(finding.layer for finding in verdict.findings)) == layers
+    if pages is not None:
+        for finding in verdict.findings:
+            assert tuple(page.logical for page in finding.pages) == pages
+
+
+@KEEPS
+def test_f01_a_layer_that_no_descriptor_covers(tmp_path: Path, keep: Any) -> None:
+    """S4: eight layers, the send list has 0 to 6; layer 7's destination pages were never used."""
+    scene = Scene(tmp_path, layers=range(8), keep=keep)
+    job = ours()
+    scene.start(job)
+    scene.announce(job)
+    scene.store(job, 0, job.rows)
+    scene.send(job, pairs=[(layer, layer) for layer in range(7)])
+    after_arrival(scene, job)
+    assert not scene.decode.memory[7].any()
+    verdict = verdict_of(scene)
+    expect_named_or_unclassified(verdict, "F01", "descriptor", layers=(7,), pages=(0, 1, 2))
+
+
+@KEEPS
+def test_f02_a_list_of_one_page_where_three_are_announced(tmp_path: Path, keep: Any) -> None:
+    """S10: 129 tokens are three pages; only the first is sent."""
+    scene = Scene(tmp_path, keep=keep)
+    scene.earlier([21, 22, 23], [5, 6, 7])
+    job = Job(7000, 0, 129, [21, 22, 23], [5, 6, 7])
+    scene.start(job)
+    scene.announce(job)
+    scene.store(job, 0, 129)
+    scene.send(job, [0])
+    after_arrival(scene, job)
+    verdict = verdict_of(scene)
+    expect_named_or_unclassified(verdict, "F02", "descriptor", pages=(1, 2))
+    (finding,) = verdict.findings
+    assert finding.pages[1].value_rows == ((0, 0),)
+    assert finding.pages[1].bytes_differing == (127 if keep == "bytes" else None)
+
+
+@KEEPS
+def test_f04_the_sender_uses_its_own_page_ids(tmp_path: Path, keep: Any) -> None:
+    scene = Scene(tmp_path, keep=keep)
+    job = up_to_the_post(scene)
+    scene.send(job, destination=[21, 22, 23])
+    after_arrival(scene, job)
+    expect_named_or_unclassified(verdict_of(scene), "F04", "descriptor", pages=(0, 1, 2))
+
+
+@KEEPS
+def test_f05_layers_are_paired_by_position(tmp_path: Path, keep: Any) -> None:
+    """S8 in small: the last half of the layers is sent into the first half."""
+    scene = Scene(tmp_path, layers=range(4), keep=keep)
+    job = up_to_the_post(scene)
+    scene.send(job, pairs=[(2, 0), (3, 1)])
+    after_arrival(scene, job)
+    verdict = verdict_of(scene)
+    assert {f.code for f in verdict.findings} <= {"F01", "F05", "unclassified"}
+    assert {f.stage for f in verdict.findings} == {"descriptor"}
+    assert sorted(f.layer for f in verdict.findings) == [0, 1, 2, 3]
+
+
+@KEEPS
+def test_f11_the_source_is_given_away_before_the_transfer_is_over(tmp_path: Path, keep: Any) -> None:
+    scene = Scene(tmp_path, keep=keep)
+    job = up_to_the_post(scene)
+    p = scene.prefill
+    transfer = scene.post(job)
+    scene.free(p, job)
+    thief = Job(7001, 1, 64, [22], [12])
+    scene.start(thief)
+    scene.announce(thief)
+    scene.store(thief, 0, 64)
+    scene.land(transfer)
+    scene.done(transfer)
+    after_arrival(scene, job)
+    scene.send(thief)
+    scene.arrive(thief)
+    scene.read(thief)
+    expect_named_or_unclassified(verdict_of(scene), "F11", "source", pages=(1,))
+
+
+@KEEPS
+def test_f13_a_transfer_that_failed_is_used(tmp_path: Path, keep: Any) -> None:
+    scene = Scene(tmp_path, keep=keep)
+    job = up_to_the_post(scene)
+    transfer = scene.post(job)
+    scene.prefill.emit(
+        "transfer_state", state="error", transfer=transfer.transfer, room=job.room, agent=scene.prefill.agent
+    )
+    after_arrival(scene, job)
+    expect_named_or_unclassified(verdict_of(scene), "F13", "wire", pages=(0, 1, 2))
+
+
+@KEEPS
+def test_f15_a_page_is_cleared_after_arrival(tmp_path: Path, keep: Any) -> None:
+    scene = Scene(tmp_path, keep=keep)
+    job = up_to_the_post(scene)
+    scene.send(job)
+    scene.arrive(job)
+    scene.decode.memory[0][6] = 0
+    scene.look("LT", job)
+    scene.read(job)
+    expect_named_or_unclassified(verdict_of(scene), "F15", "destination", pages=(1,))
+
+
+@KEEPS
+def test_f15_the_old_content_comes_back_after_arrival(tmp_path: Path, keep: Any) -> None:
+    """A stale copy of the earlier request's page is restored over the new one: nobody's write is in flight."""
+    scene = Scene(tmp_path, keep=keep)
+    job = up_to_the_post(scene)
+    old = scene.decode.memory[0][6].copy()
+    scene.send(job)
+    scene.arrive(job)
+    scene.decode.memory[0][6] = old
+    scene.look("LT", job)
+    scene.read(job)
+    verdict = verdict_of(scene)
+    assert {f.code for f in verdict.findings} <= {"F15", "F16", "unclassified"}
+    expect_named_or_unclassified(verdict, verdict.findings[0].code, "destination", pages=(1,))
+
+
+@KEEPS
+@pytest.mark.parametrize("rows", [191, 193, 128])
+def test_f19_a_read_that_is_too_long_or_too_short(tmp_path: Path, keep: Any, rows: int) -> None:
+    scene = Scene(tmp_path, keep=keep)
+    job = up_to_the_post(scene)
+    scene.send(job)
+    after_arrival(scene, job)
+    job.decode.append(8)
+    scene.give(scene.decode, job, [8], logical=3)
+    scene.read(job, rows=rows, snapshot=False)
+    verdict = verdict_of(scene)
+    for finding in verdict.findings:
+        assert (finding.code, finding.stage) in {("F19", "table"), ("unclassified", "table")}
+
+
+@KEEPS
+def test_f23_a_padding_row_is_written_into_an_owned_page(tmp_path: Path, keep: Any) -> None:
+    scene = Scene(tmp_path, keep=keep)
+    job = up_to_the_post(scene)
+    scene.send(job)
+    scene.arrive(job)
+    d = scene.decode
+    slot = np.array([6 * 64 + 63])
+    d.write_rows(0, slot, *pattern.rows(8, 0, [5]))
+    d.emit("store", room=-1, buffer=d.buffer(0), slots=slot, positions=[0], logical_rows=[-1])
+    scene.look("LT", job)
+    scene.read(job)
+    verdict = verdict_of(scene)
+    assert {f.code for f in verdict.findings} <= {"F15", "F23", "unclassified"}
+    (finding,) = verdict.findings
+    (page,) = finding.pages
+    assert (page.logical, page.value_rows) == (1, ((63, 63),))
+
+
+def test_f26_invalid_entries_within_the_first_k(tmp_path: Path) -> None:
+    scene = Scene(tmp_path)
+    job = up_to_the_post(scene)
+    scene.send(job)
+    after_arrival(scene, job)
+    scene.read(job, logits=True, change=lambda read: read["top_k"].__setitem__(slice(100, 192), -1))
+    verdict = verdict_of(scene)
+    expect_named_or_unclassified(verdict, "F26", "top-k")
+    assert "read-kernel" in verdict.cleared
+
+
+def test_f27_a_valid_top_k_that_is_not_the_best(tmp_path: Path) -> None:
+    scene = Scene(tmp_path)
+    job = up_to_the_post(scene)
+    scene.send(job)
+    after_arrival(scene, job)
+
+    def worst(read: dict[str, Any]) -> None:
+        read["k"] = 64
+        read["top_k"] = np.argsort(read["logits"])[:64].astype(np.int32)
+
+    scene.read(job, logits=True, change=worst)
+    verdict = verdict_of(scene)
+    expect_named_or_unclassified(verdict, "F27", "top-k")
+    assert "read-kernel" in verdict.cleared
+
+
+@KEEPS
+def test_f25_logits_outside_the_bound_are_kernel_numerics(tmp_path: Path, keep: Any) -> None:
+    """From row 128 on, a tile boundary, the logits are a tenth off; bytes, table and lengths are right."""
+    scene = Scene(tmp_path, keep="bytes")
+    job = up_to_the_post(scene)
+    scene.send(job)
+    after_arrival(scene, job)
+
+    def off(read: dict[str, Any]) -> None:
+        read["logits"][128:] *= np.float32(1.1)
+        order = np.argsort(-read["logits"], kind="stable")
+        read["top_k"][: len(order)] = order
+
+    scene.read(job, logits=True, change=off)
+    verdict = verdict_of(scene)
+    (finding,) = verdict.findings
+    assert (finding.code, finding.kind, finding.stage) == ("F25", "kernel-numerics", "read-kernel")
+    assert finding.request.room == 7000
+    assert "destination" in verdict.cleared
+    assert "table" in verdict.cleared
+
+
+def test_two_faults_of_one_request_are_both_named(tmp_path: Path) -> None:
+    """Page 1 was sent before it was written; page 2 is torn at completion."""
+    scene = Scene(tmp_path)
+    job = ours()
+    scene.earlier([21, 22, 23], [5, 6, 7])
+    scene.start(job)
+    scene.announce(job)
+    step, begin = scene.step(), scene.prefill.seq + 1
+    slots = np.concatenate(
+        [
+            scene.write(scene.prefill, job, 0, 104),
+            np.arange(104, 128) + 21 * 64,
+            scene.write(scene.prefill, job, 128, 192),
+        ]
+    )
+    transfer = scene.post(job, written=0, awaited=0)
+    scene.land(transfer, only=(0, 4096), pages=[7])
+    scene.done(transfer)
+    scene.arrive(job)
+    scene.read(job)
+    half_written = scene.decode.memory[0][6].copy()
+    scene.land(transfer)
+    assert np.array_equal(half_written, scene.decode.memory[0][6])
+    scene.look("LT", job)
+    scene.write(scene.prefill, job, 104, 128)
+    scene.tell_store(scene.prefill, job, 0, slots, step, stream=1, begin_seq=begin)
+    scene.seen_stored(scene.prefill, job, 0, 192, step)
+    verdict = verdict_of(scene)
+    told = {(f.code, tuple(page.logical for page in f.pages)) for f in verdict.findings}
+    assert told == {("F10", (1,)), ("F09", (2,))}

@@ -1,0 +1,67 @@
+"""Tensor-parallel ranks serve the same rooms at the same time, each with buffers of its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.scenarios.outcome import expect_clean, verdict_of
+from tests.scenarios.scene import Job, Scene
+from tests.scenarios.test_s1_completion_early import torn
+from tests.scenarios.test_s9_torn_block_table import torn_table
+
+KEEPS = pytest.mark.parametrize("keep", ["bytes", "digests"])
+
+
+def both(tmp_path: Path, keep: Any) -> tuple[Scene, Scene]:
+    first = Scene(tmp_path, keep=keep)
+    return first, Scene(tmp_path, keep=keep, beside=first)
+
+
+@KEEPS
+def test_the_same_rooms_on_two_ranks_are_clean(tmp_path: Path, keep: Any) -> None:
+    ranks = both(tmp_path, keep)
+    for room in (7000, 7001):
+        jobs = [Job(room, room % 3, 150, [21, 22, 23], [5, 6, 7]) for _ in ranks]
+        for scene, job in zip(ranks, jobs, strict=True):
+            scene.start(job)
+            scene.announce(job)
+        for scene, job in zip(ranks, jobs, strict=True):
+            scene.store(job, 0, job.rows)
+            scene.send(job)
+        for scene, job in zip(ranks, jobs, strict=True):
+            scene.arrive(job)
+            scene.read(job)
+            scene.finish(job)
+    expect_clean(verdict_of(ranks[0]))
+
+
+@KEEPS
+def test_ranks_may_hold_different_pages_for_a_room(tmp_path: Path, keep: Any) -> None:
+    first, second = both(tmp_path, keep)
+    first.healthy(Job(7000, 0, 150, [21, 22, 23], [5, 6, 7]))
+    second.healthy(Job(7000, 0, 150, [3, 2, 1], [7, 5, 9]))
+    expect_clean(verdict_of(first))
+
+
+@KEEPS
+def test_the_rank_that_is_hit_is_named_and_the_other_is_not(tmp_path: Path, keep: Any) -> None:
+    first, second = both(tmp_path, keep)
+    first.earlier([21, 22, 23], [5, 6, 7])
+    first.healthy(Job(7000, 0, 192, [21, 22, 23], [5, 6, 7]))
+    torn(second)
+    verdict = verdict_of(first)
+    (finding,) = verdict.findings
+    assert (finding.code, finding.role, finding.rank) == ("F09", "decode", 1)
+
+
+@KEEPS
+def test_a_table_is_held_against_the_allocator_of_its_own_rank(tmp_path: Path, keep: Any) -> None:
+    first, second = both(tmp_path, keep)
+    torn_table(first, torn=False)
+    torn_table(second, torn=True)
+    verdict = verdict_of(first)
+    (finding,) = verdict.findings
+    assert (finding.code, finding.role, finding.rank) == ("F18", "decode", 1)

@@ -1,0 +1,121 @@
+"""The first rung: stores whose inputs were kept are executed again and compared with what is in memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from capture_hooks.layouts import LAYOUTS, layout
+from replay.kernels.store_reference import rope_rows
+from replay.kernels.twins import store_torch
+from tests.scenarios.outcome import expect, expect_clean, verdict_of
+from tests.scenarios.scene import Job, Scene
+
+ROWS = 150
+FORMATS = pytest.mark.parametrize("format", sorted(LAYOUTS))
+EPSILON = 1e-6
+
+
+def stored(
+    folder: Path,
+    format: str,
+    *,
+    wrong: dict[int, int] | None = None,
+    shift: int = 0,
+    inputs: bool = True,
+    keep: Any = "bytes",
+) -> Scene:
+    """q0's rows come out of the real store; ``wrong`` flips bits of the first value byte of rows (row: bits).
+
+    ``shift`` rotates each row by the position of another token; what is recorded is the right one.
+    """
+    scene = Scene(folder, format=format, keep=keep)
+    scene.earlier([21, 22, 23], [5, 6, 7])
+    job = Job(7000, 0, ROWS, [21, 22, 23], [5, 6, 7])
+    scene.start(job)
+    scene.announce(job)
+    p, spec = scene.prefill, layout(format)
+    rng = np.random.default_rng(7)
+    keys = rng.standard_normal((ROWS, 128)).astype(np.float32)
+    weight = (1 + 0.2 * rng.standard_normal(128)).astype(np.float32)
+    positions = np.arange(ROWS)
+    slots = scene.write(p, job, 0, ROWS)
+    store_torch(
+        spec,
+        torch.from_numpy(p.memory[0]),
+        torch.from_numpy(slots),
+        torch.from_numpy(keys),
+        torch.from_numpy(rope_rows(positions + shift)),
+        torch.from_numpy(weight),
+        EPSILON,
+    )
+    for row, amount in (wrong or {}).items():
+        page, inside = divmod(row, spec.rows)
+        p.memory[0][job.prefill[page], inside * spec.value_bytes] ^= np.uint8(amount)
+    step = scene.step()
+    more: dict[str, Any] = {}
+    if inputs:
+        p.emit("store_params", params=1, norm_weight=weight, epsilon=EPSILON)
+        more = {"keys": keys, "rope": rope_rows(positions), "params": 1}
+    scene.tell_store(p, job, 0, slots, step, **more)
+    scene.seen_stored(p, job, 0, ROWS, step)
+    scene.send(job)
+    scene.arrive(job)
+    scene.look("LT", job)
+    scene.read(job)
+    return scene
+
+
+@FORMATS
+def test_a_right_store_is_reproduced_and_cleared(tmp_path: Path, format: str) -> None:
+    verdict = verdict_of(stored(tmp_path, format))
+    expect_clean(verdict)
+    assert "store" in verdict.cleared
+
+
+@FORMATS
+def test_a_store_without_inputs_is_not_cleared(tmp_path: Path, format: str) -> None:
+    verdict = verdict_of(stored(tmp_path, format, inputs=False))
+    expect_clean(verdict)
+    assert "store" not in verdict.cleared
+
+
+@FORMATS
+def test_rows_that_the_store_does_not_give_are_wrong_store_bytes(tmp_path: Path, format: str) -> None:
+    # fp8 and bf16: bits of the exponent; fp4: both codes of the first byte.
+    verdict = verdict_of(stored(tmp_path, format, wrong=dict.fromkeys((3, 70, 71), 0x35)))
+    (finding,) = expect(verdict, "F30", "wrong-store-bytes", "store", room=7000, role="prefill")
+    assert [(page.logical, page.physical, page.value_rows) for page in finding.pages] == [
+        (0, 21, ((3, 3),)),
+        (1, 22, ((6, 7),)),
+    ]
+    assert "store" not in verdict.cleared
+
+
+@FORMATS
+def test_a_store_with_the_position_of_another_token_is_wrong_store_bytes(tmp_path: Path, format: str) -> None:
+    verdict = verdict_of(stored(tmp_path, format, shift=1))
+    (finding,) = expect(verdict, "F30", "wrong-store-bytes", "store", room=7000)
+    assert [page.logical for page in finding.pages] == [0, 1, 2]
+
+
+@FORMATS
+def test_wrong_bytes_without_inputs_accuse_nobody(tmp_path: Path, format: str) -> None:
+    verdict = verdict_of(stored(tmp_path, format, wrong={3: 0x35}, inputs=False))
+    assert verdict.findings == ()
+
+
+@FORMATS
+@pytest.mark.parametrize("wrong", [None, {3: 0x35}], ids=["right", "wrong"])
+def test_inputs_without_bytes_clear_and_accuse_nothing_else(
+    tmp_path: Path, format: str, wrong: dict[int, int] | None
+) -> None:
+    """Digests alone can't say that a store is near enough; at most that it is the same."""
+    verdict = verdict_of(stored(tmp_path, format, wrong=wrong, keep="digests"))
+    assert {finding.code for finding in verdict.findings} <= ({"F30"} if wrong else set())
+    if wrong:
+        assert "store" not in verdict.cleared
