@@ -57,7 +57,9 @@ def build_cells(timeline: Timeline) -> Cells:
     source_key = timeline.cell(snaps.request, snaps.slot, snaps.logical)
     key = np.where(source_key >= 0, source_key * processes + snaps.process, -1)
 
-    key = np.where(timeline.marked[snaps.request], -1, key)  # request -1 is the spare last entry, never marked
+    key = np.where(
+        timeline.marked[snaps.request], -1, key
+    )  # request -1 is the spare last entry, never marked
     late = _after_free(timeline)
     rows = {name: snaps.where(*wanted) for name, wanted in STAGE_KEYS.items()}
     reads = snaps.where("RD")

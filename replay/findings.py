@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -70,13 +70,7 @@ def byte_ranges(
         different = expected != observed
         count = sum(int(different[start:stop].sum()) for start, stop in spans)
         spans = [_narrow(different, start, stop) for start, stop in spans]
-    merged: list[tuple[int, int]] = []
-    for start, stop in sorted(spans):
-        if merged and start <= merged[-1][1]:
-            merged[-1] = (merged[-1][0], max(stop, merged[-1][1]))
-        else:
-            merged.append((start, stop))
-    return tuple(merged), count
+    return _union(tuple(spans), (), closed=False), count
 
 
 def _narrow(different: Bool, start: int, stop: int) -> tuple[int, int]:
@@ -153,11 +147,46 @@ def _finding(timeline: Timeline, items: list[PageEvidence]) -> Finding:
         rank=process.rank,
         buffer=first.buffer,
         layer=first.layer,
-        pages=tuple(sorted((item.page for item in items), key=lambda page: page.logical)),
+        pages=_pages(items),
         rule=first.rule if len(rules) == 1 else "; ".join(sorted(r for r in rules if r)) or None,
         evidence=tuple(dict.fromkeys(line for item in items for line in item.evidence))[:EVIDENCE_LINES],
         runner_up=explanation.runner_up if explanation else None,
     )
+
+
+def _pages(items: list[PageEvidence]) -> tuple[PageFinding, ...]:
+    """Pages in logical order, each once: rows of the same page are joined, of several pages the first seen stays."""
+    found: dict[int, PageFinding] = {}
+    for page in (item.page for item in items):
+        first = found.setdefault(page.logical, page)
+        if first is page or first.physical != page.physical:
+            continue
+        counts = (first.bytes_differing, page.bytes_differing)
+        found[page.logical] = replace(
+            first,
+            value_rows=_union(first.value_rows, page.value_rows, closed=True),
+            scale_rows=_union(first.scale_rows, page.scale_rows, closed=True),
+            byte_ranges=_union(first.byte_ranges, page.byte_ranges, closed=False),
+            bytes_differing=None
+            if None in counts or _overlap(first.byte_ranges, page.byte_ranges)
+            else sum(counts),  # type: ignore[arg-type]  # None was ruled out
+        )
+    return tuple(found[logical] for logical in sorted(found))
+
+
+def _union(first: Ranges, second: Ranges, *, closed: bool) -> Ranges:
+    """Both lists of ranges as one, neighbours joined."""
+    merged: list[tuple[int, int]] = []
+    for start, stop in sorted((*first, *second)):
+        if merged and start <= merged[-1][1] + int(closed):
+            merged[-1] = (merged[-1][0], max(stop, merged[-1][1]))
+        else:
+            merged.append((start, stop))
+    return tuple(merged)
+
+
+def _overlap(first: Ranges, second: Ranges) -> bool:
+    return any(a < d and c < b for a, b in first for c, d in second)
 
 
 def hazard(case: Case, explanation: Explanation) -> Hazard:

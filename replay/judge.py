@@ -113,7 +113,7 @@ def _byte_rungs(
         for found in classify.explain_case(
             case, evidence, judged=bool(judged[case.cell]), delivered=bool(delivered[case.cell])
         ):
-            if found.harmless:
+            if found.harmless or _never_read(case, evidence):
                 item = hazard(case, found)
                 hazards.setdefault(f"{found.code} {case.room}", item)
                 continue
@@ -127,6 +127,16 @@ def _byte_rungs(
         _early_but_right(case, hazards)
     _geometry_hazards(ladder, evidence, judged & ~delivered, bad_cells, hazards)
     return pages, list(hazards.values()), list(doubts.values())
+
+
+def _never_read(case: Case, evidence: Evidence) -> bool:
+    """Whether the request gave its pages back without one read of them: nothing that is wrong there mattered."""
+    owner = (case.process, case.request)
+    return (
+        evidence.covers(case.process, "read", "alloc")
+        and owner not in case.timeline.readers
+        and owner in case.timeline.freed_seq
+    )
 
 
 def _doubt(case: Case, found: Explanation, evidence: Evidence) -> str | None:

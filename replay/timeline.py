@@ -177,6 +177,12 @@ class Timeline:
         return rows
 
     @cached_property
+    def readers(self) -> frozenset[tuple[int, int]]:
+        """(process, request) of every request that was read at least once."""
+        process = self.trace.table("read")["process"].tolist()
+        return frozenset(zip(process, self.request_column("read").tolist(), strict=True))
+
+    @cached_property
     def marked(self) -> Bool:
         """Warm-up, health and fake requests (``bool[requests]``): nobody sent them anything, nobody judges them."""
         table = self.trace.table("request")

@@ -35,7 +35,7 @@ def explain(case: Case, evidence: Evidence, bad: Bool) -> Explanation | None:
     ordered = told_first or later == "RD" or order.before(case.moment("RC"), case.moment(later))
     torn_read, clean_read = _reads(case, source, healed)
     others_quiet = _no_other_writer(case, evidence)
-    told = _told(case, evidence)
+    told = told_first or _told(case, evidence)
     sure = old_known and ordered and told and others_quiet and torn_read and bool((healed == bad).all())
     confidence: Confidence = "certain" if sure else "likely"
     values, scales = halves(healed)

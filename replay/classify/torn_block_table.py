@@ -18,7 +18,11 @@ def explain(timeline: Timeline, evidence: Evidence, case: TableCase) -> list[Pag
     """One entry for each wrong table entry of one read."""
     info = timeline.buffers[case.buffer]
     owners = [_owner(timeline, case, page) for page in case.seen]
-    known = all(owner is not None for owner in owners)
+    # A page that nobody was ever given (the reserved one) has no owner to know.
+    known = any(owner is not None for owner in owners) and all(
+        owner is not None or not timeline.allocs_of_page(case.process, page)
+        for owner, page in zip(owners, case.seen, strict=True)
+    )
     given_before = all(
         row is not None and timeline.order.before(timeline.allocs.moment_of(row), case.moment)
         for row in (timeline.alloc_row(case.process, case.request, page) for page in case.given)
