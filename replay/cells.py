@@ -64,8 +64,8 @@ def build_cells(timeline: Timeline) -> Cells:
     rows = {name: snaps.where(*wanted) for name, wanted in STAGE_KEYS.items()}
     reads = snaps.where("RD")
     overshoot = 0
-    for name in ("RC", "LT", "SE+"):
-        overshoot += int(late[rows[name]].sum()) if name != "SE+" else 0
+    for name in ("RC", "LT"):
+        overshoot += int(late[rows[name]].sum())
         rows[name] = rows[name][~late[rows[name]]]
     overshoot += int(late[reads].sum())
     # A read through a wrong table shows another page than the request's: that is the table rung's to say.
@@ -86,6 +86,9 @@ def build_cells(timeline: Timeline) -> Cells:
         stage[name] = _last(snaps.seq, key, rows[name], universe)
     for name in ("SE", "SE+"):
         stage[name] = _last(snaps.seq, source_key, rows[name], cell_key)
+    # Taken alone, a look at the source after it was given back proves nothing about what the wire carried.
+    alone = (stage["SE"] < 0) & (stage["SE+"] >= 0)
+    stage["SE+"][alone & late[np.maximum(stage["SE+"], 0)]] = -1
     stage["ST"], own_store = _stores(timeline, key, rows["ST"], universe, cell_key, process, stage, processes)
 
     own_rows = rows["ST"][np.isin(key[rows["ST"]], universe)]

@@ -166,6 +166,10 @@ class DescriptorMap:
         snaps, pieces = self.timeline.snapshots, self.pieces
         seen = cells.stage["RC"]
         source = np.where(cells.stage["SE"] >= 0, cells.stage["SE"], cells.stage["SE+"])
+        # A page that was never sent was never looked at by its sender: its store says where it lies.
+        stored = cells.stage["ST"]
+        elsewhere = (stored >= 0) & (snaps.process[np.maximum(stored, 0)] != cells.process)
+        source = np.where((source < 0) & elsewhere, stored, source)
         judged = (seen >= 0) & (source >= 0) & np.isin(cells.request, self.request)
         sizes = np.array([b.layout.page_bytes for b in self.timeline.buffers] or [0], np.int64)
         whole = (pieces.start == 0) & (pieces.source_start == 0) & (pieces.buffer >= 0) & (pieces.source >= 0)

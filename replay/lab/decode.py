@@ -160,8 +160,8 @@ class DecodeEngine:
         """Remember the first error of any thread; the round ends with it."""
         if not self.error:
             self.error = f"{type(error).__name__}: {error}"
+            self._router.send("error", error=self.error)
         self._stop.set()
-        self._router.send("error", error=self.error)
 
     def _guarded(self) -> None:
         try:

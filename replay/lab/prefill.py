@@ -97,8 +97,9 @@ class PrefillEngine:
 
     role = "prefill"
 
-    def __init__(self, config: LabConfig, transport: str) -> None:
+    def __init__(self, config: LabConfig, transport: str, router: Channel) -> None:
         self.config = config
+        self._router = router
         self.layout = config.layout
         self.policy = policy(config.fault, self.layout)
         self.barriers = Barriers(config.flags, config.rules)
@@ -175,6 +176,7 @@ class PrefillEngine:
         """Remember the first error of any thread; the round ends with it."""
         if not self.error:
             self.error = f"{type(error).__name__}: {error}"
+            self._router.send("error", error=self.error)
         self._stop.set()
 
     def _thread(self, target: Any, name: str) -> None:
@@ -502,6 +504,7 @@ class PrefillEngine:
         return Transfer(
             sequence.room, sequence.attempt, chunk.index, chunk.last, chunk.logical, source, destination, item,
             chunk.written, slices,
+            sequence.tokens,
         )  # fmt: skip
 
 

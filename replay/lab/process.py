@@ -73,7 +73,7 @@ def _play(role: str, router: Channel, config: LabConfig, transport: str, token: 
 def _prefill(router: Channel, config: LabConfig, transport: str, token: str) -> None:
     from replay.lab.prefill import PrefillEngine
 
-    engine = PrefillEngine(config, transport)
+    engine = PrefillEngine(config, transport, router)
     listener = Listener(token)
     router.send("listening", port=listener.port)
     peer = listener.accept()

@@ -7,12 +7,12 @@ of bytes in flight, so under load a transfer that was handed over may not be on 
 
 from __future__ import annotations
 
+import heapq
 import importlib.util
 import queue
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -60,6 +60,7 @@ class Transfer:
     item_length: int
     written: Event  #: behind the stores of these pages
     slices: tuple[Slice, ...]
+    priority: int  #: what is smaller goes first
     on_over: Callable[[], None] = lambda: None
     error: str = ""
     posted: int = 0  #: slices on the wire
@@ -162,25 +163,22 @@ class Transport(ABC):
             time.sleep(BUSY_NAP if self.expecting() else IDLE_NAP)
 
     def _send_loop(self) -> None:
-        rooms: dict[tuple[int, int], deque[Transfer]] = {}
+        waiting: list[tuple[int, int, Transfer]] = []  # a heap: short prompts first, then in turn
+        serial = 0
         flying: list[tuple[Transfer, Slice, Any]] = []
         pace = _Pace(self._wire)
         while not self._stop.is_set():
-            while (new := self.take(block=not rooms and not flying)) is not None:
-                rooms.setdefault((new.room, new.attempt), deque()).append(new)
+            while (new := self.take(block=not waiting and not flying)) is not None:
+                serial += 1
+                heapq.heappush(waiting, (new.priority, serial, new))
             moved = False
-            while rooms and pace.may_send(sum(part.size for _, part, _ in flying)):
-                # In turn, one slice a request, so that a long prompt does not hold up the short ones.
-                key = next(iter(rooms))
-                transfers = rooms.pop(key)
-                transfer = transfers[0]
+            while waiting and pace.may_send(sum(part.size for _, part, _ in flying)):
+                transfer = waiting[0][2]
                 part = transfer.slices[transfer.posted]
                 self._barriers.at("wire.slice", transfer.room, transfer.chunk, part.index)
                 transfer.posted += 1
                 if transfer.posted == len(transfer.slices):
-                    transfers.popleft()
-                if transfers:
-                    rooms[key] = transfers
+                    heapq.heappop(waiting)
                 try:
                     flying.append((transfer, part, self.begin(transfer, part)))
                     pace.sent(part.size)
