@@ -25,6 +25,18 @@ quick = settings(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 
+#: Kinds of record that nobody wrote down.
+seldom_seen = st.sets(
+    st.sampled_from(
+        [
+            *("alloc", "free", "store", "send", "receive", "transfer_state", "read", "order", "request"),
+            *("ST", "SE.before", "SE.after", "RC.before", "RC", "LT", "RD.before", "RD.after"),
+        ]
+    ),
+    min_size=1,
+    max_size=4,
+)
+
 
 @contextmanager
 def folder() -> Iterator[Path]:
@@ -62,16 +74,7 @@ def test_a_history_that_was_cut_in_the_middle_accuses_nobody(
     plan=moves,
     lifo=st.booleans(),
     how=settings_of_scene,
-    gone=st.sets(
-        st.sampled_from(
-            [
-                *("alloc", "free", "store", "send", "receive", "transfer_state", "read", "order", "request"),
-                *("ST", "SE.before", "SE.after", "RC.before", "RC", "LT", "RD.before", "RD.after"),
-            ]
-        ),
-        min_size=1,
-        max_size=4,
-    ),
+    gone=seldom_seen,
 )
 def test_a_history_of_which_little_was_seen_accuses_nobody(
     plan: list[tuple[str, int, int]], lifo: bool, how: dict[str, Any], gone: set[str]
