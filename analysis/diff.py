@@ -47,6 +47,8 @@ SNAPSHOTS: tuple[tuple[str, str, tuple[str, ...] | None], ...] = (
     ("later", "LT", None),
     ("reads", "RD", None),
 )
+#: The first row that only the reading side has.
+_ARRIVAL = 3
 #: Rows of the grid that only the verdict can tell: label and stage of the ladder.
 JUDGED = (("table", "table"), ("read kernel", "read-kernel"), ("top-k", "top-k"))
 #: On which rows a finding of each ladder stage may be marked: on those that differ, else on the last one.
@@ -159,15 +161,20 @@ def _snapshots_of(trace: Trace, room: int, attempt: int) -> _Seen:
     keep = (kind >= 0) & (table["seq"][rows] <= last)
     rows, kind, process = rows[keep], kind[keep], process[keep]
     buffers = _buffers(trace)
-    names = [buffers.get((int(p), int(b))) for p, b in zip(process, table["buffer"][rows], strict=True)]
-    known = np.array([name is not None for name in names], bool)
-    rows, kind, process = rows[known], kind[known], process[known]
+    known = np.array(
+        [(int(p), int(b)) in buffers for p, b in zip(process, table["buffer"][rows], strict=True)], bool
+    )
+    reading = np.isin(process, list(set(process[known & (kind >= _ARRIVAL)]) or set(process)))
+    if not reading.all():
+        # Pages were sent: the store that counts is the sender's. The reader's own append rows to the last page.
+        known &= (kind >= _ARRIVAL) | ~reading
+    rows, kind, process, reading = rows[known], kind[known], process[known], reading[known]
+    names = [buffers[int(p), int(b)] for p, b in zip(process, table["buffer"][rows], strict=True)]
     logical, pages, content = (table.ragged(name) for name in ("logical", "pages", "content"))
     counts = np.array([len(logical[row]) for row in rows], np.int64)
     slot, layout = np.empty(len(rows), object), np.empty(len(rows), object)
-    for number, name in enumerate(name for name in names if name is not None):
+    for number, name in enumerate(names):
         slot[number], layout[number] = name[:2], name[2]
-    reading = set(process[kind >= 3]) or set(process)
     return _Seen(
         stage=np.repeat(kind, counts),
         slot=np.repeat(slot, counts),
@@ -175,7 +182,7 @@ def _snapshots_of(trace: Trace, room: int, attempt: int) -> _Seen:
         logical=_join([logical[row] for row in rows]),
         page=_join([pages[row] for row in rows]),
         content=_join([content[row] for row in rows]),
-        reading=np.repeat(np.isin(process, list(reading)), counts),
+        reading=np.repeat(reading, counts),
     )
 
 

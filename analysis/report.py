@@ -9,7 +9,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import Any
 
 from analysis.facts import cleared_text, facts_text, scope_text
@@ -156,13 +156,22 @@ def _pages_text(finding: Finding, counted: Sequence[PageFinding]) -> str:
     if not pages:
         return f"the whole request, {finding.role} side"
     logical, physical = [page.logical for page in pages], [page.physical for page in pages]
-    number = "page" if len(pages) == 1 else "pages"
-    text = f"logical {number} {_run(logical)} = {finding.role} {number} {_run(physical)}"
-    if all(_extent(page) == _extent(pages[0]) for page in pages):
-        parts = [text, *_extent_text(pages[0]), *_count_text(counted)]
-        return ", ".join(parts)
-    parts = [*_extent_text(pages[0]), *_count_text(pages[:1])]
-    return f"{text}; in page {pages[0].logical}: {', '.join(parts)}; not the same in every page"
+    text = f"logical {_noun(logical)} {_run(logical)} = {finding.role} {_noun(physical)} {_run(physical)}"
+    alike = [list(found) for _, found in groupby(pages, key=_extent)]
+    if len(alike) == 1:
+        return ", ".join([text, *_extent_text(pages[0]), *_count_text(counted)])
+    parts = [text]
+    for found in alike[:3]:
+        named = [page.logical for page in found]
+        said = ", ".join([*_extent_text(found[0]), *_count_text(found)])
+        parts.append(f"{_noun(named)} {_run(named)}: {said}")
+    if len(alike) > 3:
+        parts.append("and others, see -v")
+    return "; ".join(parts)
+
+
+def _noun(ids: Sequence[int]) -> str:
+    return "page" if len(ids) == 1 else "pages"
 
 
 def _extent(page: PageFinding) -> tuple[Any, ...]:

@@ -161,7 +161,7 @@ def run(args: list[str]) -> int:
         return stop.exit_code
     except click.ClickException as error:
         error.show()
-        return EXIT_USAGE
+        return EXIT_USAGE if isinstance(error, click.UsageError) else EXIT_INTERNAL
     except (KeyboardInterrupt, click.Abort):
         click.echo("replay: interrupted", err=True)
         return EXIT_INTERRUPTED

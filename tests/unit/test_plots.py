@@ -119,6 +119,18 @@ def test_without_a_store_the_first_sight_is_what_others_are_compared_with(tmp_pa
     assert states(grid, "arrival") == [State.DIFFERS, State.DIFFERS]
 
 
+def test_what_decode_appends_to_a_spoilt_page_is_not_the_store(tmp_path: Path) -> None:
+    with TraceBuilder(tmp_path / "t.h5") as builder:
+        prefill, decode = builder.process(role="prefill"), builder.process(role="decode")
+        for side in (prefill, decode):
+            side.buffer(buffer=1, name="index_k", layer=3, format="fp8", pages=32, pitch=8448)
+        for side, stage, request in ((prefill, "ST", 0), (decode, "RC", 0), (decode, "ST", 1)):
+            data = np.stack(pages(request=request))
+            side.snapshot(stage=stage, room=ROOM, buffer=1, logical=[0, 1], pages=[9, 10], data=data)
+
+    assert states(grid_of(tmp_path / "t.h5"), "store") == [State.EQUAL, State.EQUAL]
+
+
 def test_pages_that_decode_appended_are_not_the_prompts(tmp_path: Path) -> None:
     path = write(tmp_path / "t.h5", {"ST": pages(2), "RD": pages(3)}, rows=128)
 

@@ -165,11 +165,22 @@ def test_scattered_pages_are_listed_in_their_order() -> None:
     assert "logical pages 1, 3, 7 = decode pages 40, 17, 2" in text
 
 
-def test_pages_that_differ_in_their_rows_say_which_page_is_described() -> None:
-    pages = (PageFinding(0, 4, ((1, 1),), (), (), None), PageFinding(1, 5, ((2, 2),), (), (), None))
+def test_pages_that_differ_in_their_rows_are_described_in_runs() -> None:
+    rows = [((0, 63),), ((0, 63),), ((0, 23),)]
+    pages = tuple(PageFinding(k, 9 - k, row, row, (), 100 + k) for k, row in enumerate(rows))
     text = " ".join(verdict_text(divergent(late_write(pages=pages))).split())
 
-    assert "decode pages 4..5; in page 0: values of rows 1; not the same in every page" in text
+    assert (
+        "= decode pages 9, 8, 7; pages 0..1: rows 0..63, 100 to 101 bytes differ in each; "
+        "page 2: rows 0..23, 102 bytes differ"
+    ) in text
+
+
+def test_many_unlike_pages_are_cut() -> None:
+    pages = tuple(PageFinding(k, k, ((k, k),)) for k in range(9))
+    text = " ".join(verdict_text(divergent(late_write(pages=pages))).split())
+
+    assert "page 2: values of rows 2; and others, see -v" in text
 
 
 def test_layers_that_differ_in_the_count_of_bytes_only_share_one_line() -> None:
