@@ -221,7 +221,8 @@ class Snapshot(Event):
 
     ``stage``: ST after the store, SE source at send, RC destination when reception is complete, LT destination
     a little later, RD destination at a read. ``moment``: SE "before" the post and "after" completion; RC "before" the
-    transfer (the old content) and "" (at completion); RD "before" and "after" the kernel.
+    transfer (the old content) and "" (at completion); LT "" a little later and "end" just before the pages are
+    given back; RD "before" and "after" the kernel.
 
     ``row_values`` holds a 64-bit digest of each row's value bytes, ``row_scales`` the scale bytes themselves
     (``digest.py``); ``data`` the page bytes where they were kept.

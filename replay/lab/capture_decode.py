@@ -117,7 +117,10 @@ class DecodeHooks(CommonHooks):
 
     def _release(self, _: DecodeEngine, sequence: Sequence, reason: str) -> None:
         with self._copying:
-            self._held.pop(sequence.key, None)
+            held = self._held.pop(sequence.key, None)
+        if held is not None:
+            # The last look while the request still owns its pages: what landed after its first read is seen here.
+            self._prompt("LT", "end", sequence)
         if reason != "abort":
             self._request(sequence, reason)
 
