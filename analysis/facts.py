@@ -14,7 +14,12 @@ def cleared_text(stage: str, scope: Mapping[str, Any]) -> str:
     counts = scope.get(_COUNTED.get(stage, ""))
     if not isinstance(counts, Mapping) or not counts.get("rows"):
         return stage
-    return f"{stage} ({counts.get('rows_reproduced', 0):,} of {counts['rows']:,} rows reproduced)"
+    rows, reproduced = counts["rows"], counts.get("rows_reproduced", 0)
+    return (
+        f"{stage} (all {rows:,} rows reproduced)"
+        if reproduced == rows
+        else f"{stage} ({reproduced:,} of {rows:,} rows)"
+    )
 
 
 def scope_text(scope: Mapping[str, Any], verbose: bool) -> str:

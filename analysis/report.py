@@ -185,12 +185,12 @@ def _places(finding: Finding) -> list[tuple[Any, ...]]:
 def _extent_text(page: PageFinding) -> list[str]:
     parts = []
     if page.value_rows and page.value_rows == page.scale_rows:
-        parts.append(f"rows {_closed(page.value_rows)}")
+        parts.append(_rows(page.value_rows))
     else:
         if page.value_rows:
-            parts.append(f"values of rows {_closed(page.value_rows)}")
+            parts.append(f"values of {_rows(page.value_rows)}")
         if page.scale_rows:
-            parts.append(f"scales of rows {_closed(page.scale_rows)}")
+            parts.append(f"scales of {_rows(page.scale_rows)}")
     if page.byte_ranges:
         parts.append("bytes " + ", ".join(f"[{begin},{end})" for begin, end in page.byte_ranges[:4]))
         if len(page.byte_ranges) > 4:
@@ -298,10 +298,12 @@ def _ranges(numbers: Sequence[int]) -> str:
     return shown if len(runs) <= 5 else f"{shown} and more"
 
 
-def _closed(ranges: Iterable[tuple[int, int]]) -> str:
-    found = list(ranges)
-    shown = ", ".join(str(a) if a == b else f"{a}..{b}" for a, b in found[:4])
-    return shown if len(found) <= 4 else f"{shown} and {len(found) - 4} more"
+def _rows(ranges: Sequence[tuple[int, int]]) -> str:
+    """Closed row ranges, cut after four."""
+    if len(ranges) == 1 and ranges[0][0] == ranges[0][1]:
+        return f"row {ranges[0][0]}"
+    shown = ", ".join(str(a) if a == b else f"{a}..{b}" for a, b in ranges[:4])
+    return f"rows {shown}" + (f" and {len(ranges) - 4} more" if len(ranges) > 4 else "")
 
 
 def _sentence(text: str) -> str:
@@ -339,7 +341,10 @@ def _shrink(sections: list[_Section], limit: int) -> None:
         victim.cut = True
     for section in sections:
         if section.cut:
-            section.lines[-1] = section.lines[-1][: WIDTH - _INDENT - len(_CUT)].rstrip(" ,;.") + _CUT
+            line, room = section.lines[-1], WIDTH - _INDENT - len(_CUT)
+            if len(line) > room:
+                line = line[: room + 1].rpartition(" ")[0] or line[:room]
+            section.lines[-1] = line.rstrip(" ,;.") + _CUT
 
 
 def _painted(sections: Iterable[_Section], verdict: str, color: bool) -> Iterable[str]:

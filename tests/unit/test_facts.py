@@ -28,7 +28,7 @@ def test_a_mapping_becomes_words_and_what_is_empty_is_left_out(facts: dict[str, 
 def test_a_cleared_stage_carries_its_counts() -> None:
     scope = {"stores": {"rows": 1512, "rows_reproduced": 1512}, "reads": {"rows": 0}}
 
-    assert cleared_text("store", scope) == "store (1,512 of 1,512 rows reproduced)"
+    assert cleared_text("store", scope) == "store (all 1,512 rows reproduced)"
     assert cleared_text("read-kernel", scope) == "read-kernel"
     assert cleared_text("wire", scope) == "wire"
 

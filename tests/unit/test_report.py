@@ -77,8 +77,8 @@ DIVERGENT  destination: late foreign write (F14), certain
   why         They hold room 7702's pages 0..1. Room 7702 was aborted while its
               write was in flight. The write landed after 7719's own. Not F31:
               the bytes are another request's.
-  cleared     store (512 of 512 rows reproduced), source, descriptor, wire,
-              table, read-kernel
+  cleared     store (all 512 rows reproduced), source, descriptor, wire, table,
+              read-kernel
   scope       61 requests (rooms 7700..7760), 21 layers, 1,234 pages; 4,000
               pages seen at reads; 8 stores done again"""
     )
@@ -180,7 +180,7 @@ def test_many_unlike_pages_are_cut() -> None:
     pages = tuple(PageFinding(k, k, ((k, k),)) for k in range(9))
     text = " ".join(verdict_text(divergent(late_write(pages=pages))).split())
 
-    assert "page 2: values of rows 2; and others, see -v" in text
+    assert "page 2: values of row 2; and others, see -v" in text
 
 
 def test_layers_that_differ_in_the_count_of_bytes_only_share_one_line() -> None:
