@@ -104,6 +104,7 @@ def test_pages_of_an_aborted_write_are_a_late_foreign_write(
         role="decode",
     )
     assert any("7000" in line for line in finding.evidence), "the other request is quoted"
+    assert any("overlap" in line for line in finding.evidence), "and that its write overlaps this ownership"
 
 
 @pytest.mark.parametrize("threads", [False, True])
