@@ -19,6 +19,7 @@ from replay.appended import own_units
 from replay.cells import Cells, build_cells
 from replay.order import Moment
 from replay.timeline import BufferInfo, Timeline
+from replay.units import units_of
 
 I64 = npt.NDArray[np.int64]
 U8 = npt.NDArray[np.uint8]
@@ -29,14 +30,6 @@ Bool = npt.NDArray[np.bool_]
 CHUNK = 16_384
 
 Progress = Callable[[str, int, int], None]
-
-
-def units_of(timeline: Timeline, content: I64) -> U64:
-    """Units of contents: ``uint64[k, 2 * rows]``. All contents must have the same number of rows."""
-    contents = timeline.trace.contents
-    values = contents.row_values(content)
-    scales = contents.row_scales(content).astype(np.uint64)
-    return np.concatenate([values, scales], axis=1)
 
 
 @dataclass(slots=True)

@@ -7,6 +7,7 @@ integers, so that the ladder compares whole columns and looks at single pages on
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -130,6 +131,9 @@ class Timeline:
     def __init__(self, trace: Trace) -> None:
         """Read the small tables of ``trace``; page snapshots are read on first use."""
         self.trace = trace
+        self.unit_blocks: OrderedDict[int, npt.NDArray[np.uint64]] = (
+            OrderedDict()
+        )  #: cache of ``units.units_of``
         self.buffers = _buffers(trace)
         self._buffer_number = {(b.process, b.buffer): b.number for b in self.buffers}
         names = sorted({(b.name, b.layer) for b in self.buffers})

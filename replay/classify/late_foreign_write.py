@@ -12,9 +12,10 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from replay.bisect import Case, units_of
+from replay.bisect import Case
 from replay.classify.base import TORN_UNITS, Evidence, Explanation, halves, span
 from replay.order import Moment
+from replay.units import units_of
 from replay.verdict import Confidence, Donor, RunnerUp
 
 Bool = npt.NDArray[np.bool_]
