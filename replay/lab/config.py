@@ -45,7 +45,7 @@ class LabConfig:
     transport: str = "auto"  #: "nixl", "tcp", or "auto": NIXL where it can be imported
     first_room: int = 7000
     prefill_pages: int = 640
-    decode_pages: int = 288
+    decode_pages: int = 240
     tokens: tuple[int, int] = (260, 1000)  #: shortest and longest of the short prompts
     long_tokens: tuple[int, int] = (2400, 4000)  #: shortest and longest of the long prompts
     long_share: float = 0.3
@@ -54,13 +54,13 @@ class LabConfig:
     batch_tokens: int = 2048  #: tokens of one forward batch
     launch_ahead: int = 8  #: forward batches that may wait on the stream
     senders: int = 2
-    wire_mb_s: float = 3.0  #: bandwidth of the wire
+    wire_pages_s: float = 60.0  #: bandwidth of the wire, in pages of all layers a second
     window: int = 1 << 18  #: bytes that the transport keeps in flight
     free_list: str = "lifo"
     heads: int = 8
     top_k: int = 512
-    impatient: float = 0.35  #: share of clients that may go away
-    patience_ms: tuple[float, float] = (100.0, 2000.0)
+    impatient: float = 0.5  #: share of clients that may go away
+    patience_ms: tuple[float, float] = (300.0, 3000.0)
     layer_ms: float = 1.0  #: stand-in for the rest of a layer's work, per layer and forward batch
     triton_pages: int = 2  #: pages whose store and read run as Triton kernels on the interpreter
     timeout_s: float = 120.0
@@ -95,6 +95,11 @@ class LabConfig:
     def layout(self) -> Layout:
         """The page format of all layers."""
         return layout(self.format)
+
+    @property
+    def bandwidth(self) -> float:
+        """Bandwidth of the wire in bytes a second; it goes with the format, so that loads compare."""
+        return self.wire_pages_s * self.layers * self.layout.page_bytes
 
     def clients(self) -> tuple[Job, ...]:
         """The jobs, drawn from the seed where none are given."""

@@ -111,7 +111,7 @@ class DecodeEngine:
         self._stop = threading.Event()
 
     def _transport(self, kind: str) -> Transport:
-        wire = Wire(self.config.wire_mb_s * 1e6, self.config.window)
+        wire = Wire(self.config.bandwidth, self.config.window)
         return create(kind, self.role, self.pool.memory, wire, self.barriers)
 
     # -- life of the round ---------------------------------------------------------------------------------------

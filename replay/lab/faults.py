@@ -63,7 +63,7 @@ FAULTS: dict[str, Fault] = {
             "the sender does not wait for the forward event of the chunk it sends",
             True,
             lambda _: Policy(await_stores=False),
-            {"wire_mb_s": 40.0, "layer_ms": 4.0},
+            {"wire_pages_s": 1200.0, "layer_ms": 4.0},
         ),
         Fault(
             "completion-early",

@@ -30,8 +30,9 @@ from replay.lab.transport import Slice, Transfer, Transport, Wire, create
 
 #: Pause of a sender between looks at the events it waits for.
 _SENDER_NAP = 0.001
-#: Longest turn of a scheduler that has nothing to launch.
-_TURN = 0.02
+#: Longest turn of a scheduler that has nothing to launch, and how long it lets a last batch wait for the next.
+_TURN = 0.005
+_IDLE = 0.06
 
 
 @dataclass(eq=False, slots=True)
@@ -131,7 +132,7 @@ class PrefillEngine:
         self._threads: list[threading.Thread] = []
 
     def _transport(self, kind: str) -> Transport:
-        wire = Wire(self.config.wire_mb_s * 1e6, self.config.window)
+        wire = Wire(self.config.bandwidth, self.config.window)
         return create(kind, self.role, self.pool.memory, wire, self.barriers)
 
     # -- life of the round ---------------------------------------------------------------------------------------
@@ -194,6 +195,7 @@ class PrefillEngine:
 
     def _schedule(self) -> None:
         before: list[Chunk] = []
+        due = 0.0
         while not self._stop.is_set():
             busy = bool(self._running or (self._waiting and self._admissible()))
             for kind, body in self._messages(block=not busy):
@@ -202,10 +204,13 @@ class PrefillEngine:
             batch = self._form_batch()
             if batch:
                 self._launch(batch)
-            # One turn later, when the next batch is on the stream: launching it must not wait for this.
-            for chunk in before:
-                self.hand_over(chunk)
-            before = batch
+            # A batch is looked after once the next one is on the stream, or after a while if there is none.
+            if before and (batch or time.monotonic() >= due):
+                for chunk in before:
+                    self.hand_over(chunk)
+                before = []
+            if batch:
+                before, due = batch, time.monotonic() + _IDLE
             self._retire()
 
     def _messages(self, block: bool) -> list[tuple[str, Any]]:
