@@ -345,6 +345,7 @@ class DecodeEngine:
         for sequence, tokens in zip(step.sequences, step.tokens.tolist(), strict=True):
             if tokens == sequence.tokens + 1:
                 self._audit_rows("read", sequence)
+                self.barriers.at("read.over", sequence.room)
         self.hand_back(step)
 
     def hand_back(self, step: Step) -> None:
