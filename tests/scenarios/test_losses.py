@@ -243,3 +243,19 @@ def test_a_process_that_was_killed_afterwards_does_not_cancel_a_finding(tmp_path
     scene.decode.process.killed("31 bytes at 4096")
     verdict = verdict_of(scene)
     assert {finding.code for finding in verdict.findings} == {code}
+
+
+@pytest.mark.parametrize(
+    "gone", [["free"], ["decode:free"], ["free", "request"], ["alloc", "free"]], ids="+".join
+)
+def test_a_last_step_whose_pages_were_freed_unseen_accuses_nobody(tmp_path: Path, gone: list[str]) -> None:
+    """M11 with less to go by: a finished request's last step reads pages that another request was given since.
+
+    The later owner's write is no late write: it was announced for pages which that request had been given.
+    """
+    scene = Scene(tmp_path, drop=gone)
+    ours = scene.healthy(Job(7000, 0, 100, [21, 22], [5, 6]))
+    scene.finish(ours)
+    scene.healthy(Job(7001, 1, 128, [23, 24], [6, 5]))
+    scene.read(ours)
+    assert verdict_of(scene).findings == ()
