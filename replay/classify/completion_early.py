@@ -16,6 +16,11 @@ from replay.verdict import Confidence, RunnerUp
 
 Bool = npt.NDArray[np.bool_]
 
+_WORDS = {
+    "proven": "success was told before the transfer was done, in the order of the sender",
+    "open": "nothing orders the end of the transfer before success was told, as waiting for it would",
+}
+
 
 def explain(case: Case, evidence: Evidence, bad: Bool) -> Explanation | None:
     """Units of ``bad`` (RC differs from the source) that arrived later."""
@@ -23,8 +28,8 @@ def explain(case: Case, evidence: Evidence, bad: Bool) -> Explanation | None:
     if source == "":
         return None
     later, healed = _arrived_later(case, source, bad)
-    told_first = _told_before_done(case, evidence)
-    if told_first and case.has("RC-"):
+    early = _early(case, evidence)
+    if early == "proven" and case.has("RC-"):
         # Still old at every later look, and the transfer was not over when success was told.
         healed = healed | (bad & case.same("RC", "RC-"))
     if not healed.any():
@@ -33,10 +38,10 @@ def explain(case: Case, evidence: Evidence, bad: Bool) -> Explanation | None:
     torn = healed & ~old
     old_known = case.has("RC-") and int(torn.sum()) <= TORN_UNITS
     order = case.timeline.order
-    ordered = told_first or later == "RD" or order.before(case.moment("RC"), case.moment(later))
+    ordered = early == "proven" or later == "RD" or order.before(case.moment("RC"), case.moment(later))
     torn_read, clean_read = _reads(case, source, healed)
     others_quiet = _no_other_writer(case, evidence)
-    told = told_first or _told(case, evidence)
+    told = early != "" or _told(case, evidence)
     sure = old_known and ordered and told and others_quiet and torn_read and bool((healed == bad).all())
     confidence: Confidence = "certain" if sure else "likely"
     values, scales = halves(healed)
@@ -49,8 +54,8 @@ def explain(case: Case, evidence: Evidence, bad: Bool) -> Explanation | None:
         lines.append(
             f"{later} shows the source's bytes there: they arrived later, after completion was reported"
         )
-    if told_first:
-        lines.append("success was told before the transfer was done, in the order of the sender")
+    if early:
+        lines.append(_WORDS[early])
     if torn_read:
         lines.append("a read (RD) saw the page before they had arrived")
     return Explanation(
@@ -77,7 +82,7 @@ def overwrote(case: Case, evidence: Evidence, bad: Bool) -> Explanation | None:
     Pages travel whole. What arrives after reading has begun brings the source's bytes past the prompt as well.
     """
     source = next((stage for stage in ("SE+", "SE") if case.has(stage)), "")
-    if source == "" or not case.has("RD") or not _told_before_done(case, evidence):
+    if source == "" or not case.has("RD") or not _early(case, evidence):
         return None
     over = bad & case.same("RD", source)
     if not halves(over)[0].any():
@@ -92,7 +97,7 @@ def overwrote(case: Case, evidence: Evidence, bad: Bool) -> Explanation | None:
         observed="RD",
         evidence=(
             f"{span(values)}: appended by the reading side, then overwritten by the source's bytes",
-            "success was told before the transfer was done, in the order of the sender",
+            _WORDS[_early(case, evidence)],
         ),
         runner_up=RunnerUp("F14", "the bytes are those of the request's own source page"),
     )
@@ -130,18 +135,24 @@ def _reads(case: Case, source: str, healed: Bool) -> tuple[bool, bool]:
     return torn, clean
 
 
-def _told_before_done(case: Case, evidence: Evidence) -> bool:
-    """Whether the sender told success, in its own order, before a transfer of the request was over."""
-    room, attempt = case.timeline.requests[case.request]
-    told = case.timeline.order_ends("status", f"{room}.{attempt}", "tail")
-    if not told:
-        return False
-    moment = case.timeline.moment("order", told[0])
-    for send in evidence.descriptors.sends_of(case.request).tolist():
-        over = evidence.descriptors.completion(send)
-        if over is not None and case.timeline.order.before(moment, over):
-            return True
-    return False
+def _early(case: Case, evidence: Evidence) -> str:
+    """How the sender's word of success lies to the end of its transfers, in the order of the protocol.
+
+    "proven": it was told before a transfer was over. "open": it was told, and no order puts the end of every transfer
+    before it, as waiting for them would. "": they were over before, or nobody saw it told.
+    """
+    timeline, order = case.timeline, case.timeline.order
+    room, attempt = timeline.requests[case.request]
+    key = f"{room}.{attempt}"
+    tails, heads = timeline.order_ends("status", key, "tail"), timeline.order_ends("status", key, "head")
+    sends = evidence.descriptors.sends_of(case.request).tolist()
+    if not tails or not heads or not sends:
+        return ""
+    told = timeline.moment("order", tails[0])
+    ends = [evidence.descriptors.completion(send) for send in sends]
+    if any(end is not None and order.before(told, end) for end in ends):
+        return "proven"
+    return "" if all(end is not None and order.before(end, told) for end in ends) else "open"
 
 
 def _told(case: Case, evidence: Evidence) -> bool:
