@@ -1,10 +1,11 @@
 """NIXL at the wire level: what an agent registers, posts and learns, whatever engine drives it.
 
-``install(recorder)`` wraps methods of ``nixl_agent``; ``uninstall()`` puts the very same functions back. The engine need not
-be known: a :class:`~capture_hooks.events.Send` has the descriptors of both sides in bytes, from plain lists and from
-prepared ones, and ``moved`` says with the map of a process which pages those are. An engine's hook further up may tell which
-request is worked on (``Recorder.about``); these keywords of it go into the Send: ``written`` (a number, or a function that is
-asked just before the post), ``awaited``, ``logical``, ``pages``, ``destination_pages``, ``item_lengths``.
+``install(recorder)`` wraps methods of ``nixl_agent``; ``uninstall()`` puts the very same functions back. The
+engine need not be known: a :class:`~capture_hooks.events.Send` has the descriptors of both sides in bytes, from
+plain lists and from prepared ones, and ``moved`` says with the map of a process which pages those are. An
+engine's hook further up may tell which request is worked on (``Recorder.about``); these keywords of it go into
+the Send: ``written`` (a number, or a function that is asked just before the post), ``awaited``, ``logical``,
+``pages``, ``destination_pages``, ``item_lengths``.
 
 Nothing is waited for and nothing is raised into the engine.
 """
@@ -86,8 +87,8 @@ class _Notes:
 class NixlAdapter:
     """The hooks on one ``nixl_agent`` class.
 
-    ``before_post`` and ``after_state`` are lists of functions that get the :class:`Post`: just before it goes to the
-    library, and when it is seen done or failed. They run on the engine's thread and inside a guard.
+    ``before_post`` and ``after_state`` are lists of functions that get the :class:`Post`: just before it goes
+    to the library, and when it is seen done or failed. They run on the engine's thread and inside a guard.
     """
 
     def __init__(self, recorder: Recorder, agent_class: type[Any]) -> None:
@@ -103,7 +104,7 @@ class NixlAdapter:
         self._notes = _Notes()
         self._off = False
 
-    # -- wrapping ----------------------------------------------------------------------------------------------------
+    # -- wrapping --------------------------------------------------------------------------------------------
 
     def install(self) -> NixlAdapter:
         """Wrap every method that this version of NIXL has; the others are told as missing."""
@@ -154,7 +155,7 @@ class NixlAdapter:
         self._originals[name], self._wrappers[name] = original, wrapper
         setattr(self._class, name, wrapper)
 
-    # -- descriptors -------------------------------------------------------------------------------------------------
+    # -- descriptors -----------------------------------------------------------------------------------------
 
     def _register(self, original: Method, agent: Any, *args: Any, **keywords: Any) -> Any:
         found = original(agent, *args, **keywords)
@@ -205,7 +206,7 @@ class NixlAdapter:
                 self._incomplete("a list was prepared before capture began")
         return handle
 
-    # -- posts and their states --------------------------------------------------------------------------------------
+    # -- posts and their states ------------------------------------------------------------------------------
 
     def _transfer(self, original: Method, agent: Any, *args: Any, **keywords: Any) -> Any:
         post: Post | None = None
@@ -314,7 +315,7 @@ class NixlAdapter:
     def _incomplete(self, why: str) -> None:
         self.recorder.hook(_hook("transfer"), COVERS["transfer"], "attached", False, why)
 
-    # -- notifications -----------------------------------------------------------------------------------------------
+    # -- notifications ---------------------------------------------------------------------------------------
 
     def _tail(self, sender: str, receiver: str, message: bytes) -> None:
         key = sender, receiver, message
@@ -397,8 +398,8 @@ _NONE: U64 = np.zeros((0, 2), np.uint64)
 def descriptors(given: Any) -> U64:
     """Addresses and lengths of any form of descriptor list that NIXL takes: ``uint64[n, 2]``.
 
-    Forms: ``nixlXferDList``, list of tuples (address, length, device), array ``[n, 3]``, strided array ``[n, 5]`` (address,
-    length, device, stride, count), tensor, list of tensors.
+    Forms: ``nixlXferDList``, list of tuples (address, length, device), array ``[n, 3]``, strided array ``[n,
+    5]`` (address, length, device, stride, count), tensor, list of tensors.
     """
     if given is None:
         return _NONE
@@ -425,7 +426,9 @@ def _strided(table: U64) -> U64:
 
 
 def _from_list(listed: Any) -> U64:
-    """A library's list. Its pickle state has the entries as one block, which is believed only where both ends agree."""
+    """A library's list. Its pickle state has the entries as one block, which is believed only where both ends
+    agree.
+    """
     count = int(listed.descCount())
     if count == 0:
         return _NONE
@@ -484,6 +487,8 @@ def _messages(found: dict[Any, list[Any]]) -> list[tuple[str, bytes]]:
 
 
 def _order_key(sender: str, receiver: str, message: bytes, count: int) -> str:
-    """One key for both ends. Messages are an engine's own and may hold anything, so only a digest of it is kept."""
+    """One key for both ends. Messages are an engine's own and may hold anything, so only a digest of it is
+    kept.
+    """
     name = b"\0".join([sender.encode(), receiver.encode(), message])
     return f"{xxhash.xxh3_64_hexdigest(name)}.{count}"

@@ -1,4 +1,6 @@
-"""``replay demo``: run a prefill/decode pair with a fault in it under a small and a large load, and judge what was captured."""
+"""``replay demo``: run a prefill/decode pair with a fault in it under a small and a large load, and judge what
+was captured.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,9 @@ if TYPE_CHECKING:
     from replay.lab.run import RunResult
     from replay.verdict import Verdict
 
-#: What the demo sets besides KV_REPLAY_CAPTURE: it seals by itself, its ring reaches over a whole run, store inputs of every
-#: second request are kept, and arrived pages are looked at again once a slow transfer has had time to end.
+#: What the demo sets besides KV_REPLAY_CAPTURE: it seals by itself, its ring reaches over a whole run, store
+#: inputs of every second request are kept, and arrived pages are looked at again once a slow transfer has had
+#: time to end.
 OPTIONS = {
     "KV_REPLAY_SEAL": "0",
     "KV_REPLAY_RING_SECONDS": "300",
@@ -124,8 +127,9 @@ def command(
 ) -> int:
     """Record a small prefill/decode pair with a fault in it, and judge it.
 
-    Two processes move pages of an index-K cache over NIXL on loopback while clients come, wait and go away. Each level of
-    load is a run of its own. The verdict is that of the highest level; FOLDER gets its trace.h5 and a plot.
+    Two processes move pages of an index-K cache over NIXL on loopback while clients come, wait and go away.
+    Each level of load is a run of its own. The verdict is that of the highest level; FOLDER gets its trace.h5
+    and a plot.
     """
     from replay.commands.replay_trace import exit_code, show
 
@@ -235,8 +239,8 @@ def _rates(levels: list[Level]) -> list[str]:
         share = f"{100 * level.hit / max(level.served, 1):.0f} %"
         done = level.result.stats["decode"]["triton"], level.result.stats["prefill"]["triton"]
         lines.append(
-            f"{level.concurrency:>4} at a time: {level.hit} of {level.served} replies hit ({share}); the replay names "
-            f"{level.named} requests"
+            f"{level.concurrency:>4} at a time: {level.hit} of {level.served} replies hit ({share}); the replay "
+            f"names {level.named} requests"
         )
     sample = f"{done[1]['store']} pages stored and {done[0]['read']} read"
     lines.append(f"{sample} by the Triton kernels on the interpreter, all others by their torch twins")

@@ -1,0 +1,1 @@
+"""A prefill/decode pair in miniature on a real transport, with faults to switch on. See docs/lab.md."""

@@ -1,7 +1,7 @@
 """The lab's own record of what truly happened, kept outside the capture.
 
-Each process hashes its rows at a few fixed moments and writes them to a file of its own. The runner compares the two sides,
-so tests can hold a verdict against the truth. Nothing in ``replay`` reads these files.
+Each process hashes its rows at a few fixed moments and writes them to a file of its own. The runner compares
+the two sides, so tests can hold a verdict against the truth. Nothing in ``replay`` reads these files.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ MOMENTS = ("arrived", "read", "end")
 
 
 def row_hashes(layout: Layout, memory: U8, pages: I64, rows: int) -> U64:
-    """One number for the bytes of each row: ``uint64[layers, rows]`` of ``memory`` ``uint8[layers, pages, pitch]``."""
+    """One number for the bytes of each row: ``uint64[layers, rows]`` of ``memory`` ``uint8[layers, pages,
+    pitch]``.
+    """
     layers = len(memory)
     taken = np.ascontiguousarray(memory[:, pages, : layout.page_bytes])
     flat = taken.reshape(-1, layout.page_bytes)
@@ -66,7 +68,7 @@ class Audit:
             return
         self._folder.mkdir(parents=True, exist_ok=True)
         with self._lock:
-            np.savez(self._folder / f"{self._role}.npz", **self._arrays)  # type: ignore[arg-type]  # names are ours
+            np.savez(self._folder / f"{self._role}.npz", **self._arrays)  # type: ignore[arg-type]
             (self._folder / f"{self._role}.json").write_text(json.dumps(self._notes))
 
 

@@ -1,8 +1,8 @@
 """The lab's adapter: which functions of the lab are hooked, and what their calls mean.
 
-It is to the lab what an engine's plug-in is to the engine. The engine's modules know nothing of it: :func:`attach` replaces
-methods of their classes by wrappers and :meth:`Attached.detach` puts the very same functions back. Without
-``KV_REPLAY_CAPTURE`` this module is not even imported.
+It is to the lab what an engine's plug-in is to the engine. The engine's modules know nothing of it:
+:func:`attach` replaces methods of their classes by wrappers and :meth:`Attached.detach` puts the very same
+functions back. Without ``KV_REPLAY_CAPTURE`` this module is not even imported.
 
 Every body runs inside ``Recorder.guard``: what goes wrong in a hook is counted and never reaches the engine.
 """
@@ -44,8 +44,8 @@ class Hooks:
     ) -> None:
         """Hook ``owner.method``.
 
-        ``before`` gets the call's arguments, ``after`` the result and the arguments, and ``around`` the original and the
-        arguments; ``around`` has to call the original exactly once and to guard its own work.
+        ``before`` gets the call's arguments, ``after`` the result and the arguments, and ``around`` the
+        original and the arguments; ``around`` has to call the original exactly once and to guard its own work.
         """
         original = owner.__dict__[method]
         name = f"lab.{owner.__name__}.{method}"

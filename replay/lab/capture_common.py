@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from capture_hooks.events import Alloc, Buffer, Free, I64, Store, StoreParams
+from capture_hooks.events import I64, Alloc, Buffer, Free, Store, StoreParams
 from capture_hooks.recorder import Recorder
 from capture_hooks.taps.host import snapshot
 from replay.lab import model

@@ -13,8 +13,9 @@ import numpy as np
 from capture_hooks.events import I64, Read, Receive, Request, TransferState
 from capture_hooks.recorder import Recorder
 from replay.lab.capture_common import CommonHooks
-from replay.lab.decode import DecodeEngine, Sequence, Step
+from replay.lab.decode import DecodeEngine
 from replay.lab.pool import ReadBatch, ReadResult, StoreBatch
+from replay.lab.replies import Sequence, Step
 
 if TYPE_CHECKING:
     from replay.lab.capture import Hooks

@@ -12,7 +12,9 @@ from replay.lab.capture_common import CommonHooks
 from replay.lab.capture_wire import TcpHooks
 from replay.lab.config import rows_for
 from replay.lab.nixl_transport import NixlTransport
-from replay.lab.prefill import Chunk, PrefillEngine, Sequence
+from replay.lab.prefill import PrefillEngine
+from replay.lab.prompts import Chunk, Sequence
+from replay.lab.sender import Sender
 from replay.lab.tcp_transport import TcpTransport
 from replay.lab.transport import Slice, Transfer, Transport
 
@@ -30,15 +32,15 @@ class PrefillHooks(CommonHooks):
         hooks.wrap(engine, "connect", "buffer", before=self._connect)
         hooks.wrap(engine, "start", "request", before=self._start)
         hooks.wrap(engine, "stored", "snapshot", before=self._stored)
-        hooks.wrap(engine, "hand_over", "order", before=self._hand_over)
-        hooks.wrap(engine, "enqueue", "order", before=self._enqueue)
-        hooks.wrap(engine, "take", "order", before=self._take)
-        hooks.wrap(engine, "send", "order", before=self._send)
-        hooks.wrap(engine, "sent", "order", before=self._sent)
-        hooks.wrap(engine, "tell_status", "completion", before=self._tell_status)
-        hooks.wrap(engine, "acknowledge", "completion", before=self._acknowledge)
-        hooks.wrap(engine, "announced", "order", before=self._announced)
-        hooks.wrap(engine, "abort", "request", before=self._abort)
+        hooks.wrap(Sender, "hand_over", "order", before=self._hand_over)
+        hooks.wrap(Sender, "enqueue", "order", before=self._enqueue)
+        hooks.wrap(Sender, "take", "order", before=self._take)
+        hooks.wrap(Sender, "send", "order", before=self._send)
+        hooks.wrap(Sender, "sent", "order", before=self._sent)
+        hooks.wrap(Sender, "tell_status", "completion", before=self._tell_status)
+        hooks.wrap(Sender, "acknowledge", "completion", before=self._acknowledge)
+        hooks.wrap(Sender, "announced", "order", before=self._announced)
+        hooks.wrap(Sender, "abort", "request", before=self._abort)
         hooks.wrap(engine, "leave", "request", before=self._leave)
         hooks.wrap(Transport, "post", "order", before=self._post)
         hooks.wrap(Transport, "take", "order", after=self._taken)
@@ -71,17 +73,17 @@ class PrefillHooks(CommonHooks):
 
     # -- scheduler -> (parked) -> sender -> wire -> sender -> scheduler ----------------------------------------------
 
-    def _hand_over(self, _: PrefillEngine, chunk: Chunk) -> None:
+    def _hand_over(self, _: Sender, chunk: Chunk) -> None:
         self.hooks.tail("queue", _key("launched", chunk))
 
-    def _enqueue(self, _: PrefillEngine, chunk: Chunk) -> None:
+    def _enqueue(self, _: Sender, chunk: Chunk) -> None:
         self.hooks.head("queue", _key("launched", chunk))
         self.hooks.tail("queue", _key("chunk", chunk))
 
-    def _take(self, _: PrefillEngine, chunk: Chunk) -> None:
+    def _take(self, _: Sender, chunk: Chunk) -> None:
         self.hooks.head("queue", _key("chunk", chunk))
 
-    def _send(self, _: PrefillEngine, chunk: Chunk) -> None:
+    def _send(self, _: Sender, chunk: Chunk) -> None:
         self._awaited[chunk.written.serial] = int(self.has_passed(chunk.written))
 
     def _post(self, _: Transport, transfer: Transfer) -> None:
@@ -124,7 +126,7 @@ class PrefillHooks(CommonHooks):
     def _over(self, _: Transport, transfer: Transfer) -> None:
         self.hooks.tail("queue", _wire_key("over", transfer))
 
-    def _sent(self, _: PrefillEngine, chunk: Chunk, transfer: Transfer) -> None:
+    def _sent(self, _: Sender, chunk: Chunk, transfer: Transfer) -> None:
         self.hooks.head("queue", _wire_key("over", transfer))
         self.hooks.tail("queue", _key("sent", chunk))
 
@@ -138,17 +140,17 @@ class PrefillHooks(CommonHooks):
 
     # -- the protocol with decode --------------------------------------------------------------------------------
 
-    def _announced(self, _: PrefillEngine, room: int, attempt: int, pages: I64) -> None:
+    def _announced(self, _: Sender, room: int, attempt: int, pages: I64) -> None:
         self.hooks.head("announce", f"{room}.{attempt}")
 
-    def _abort(self, _: PrefillEngine, room: int, attempt: int) -> None:
+    def _abort(self, _: Sender, room: int, attempt: int) -> None:
         self.hooks.head("abort", f"{room}.{attempt}")
         self.recorder.emit(Request(room, attempt, "abort"))
 
-    def _tell_status(self, _: PrefillEngine, sequence: Sequence, ok: bool) -> None:
+    def _tell_status(self, _: Sender, sequence: Sequence, ok: bool) -> None:
         self.hooks.tail("status", f"{sequence.room}.{sequence.attempt}")
 
-    def _acknowledge(self, _: PrefillEngine, room: int, attempt: int) -> None:
+    def _acknowledge(self, _: Sender, room: int, attempt: int) -> None:
         self.hooks.tail("ack", f"{room}.{attempt}")
 
 

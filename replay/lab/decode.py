@@ -1,8 +1,9 @@
-"""The decode engine: announces pages, waits for their data, reads them step by step, appends a row every fourth token.
+"""The decode engine: announces pages, waits for their data, reads them step by step, appends a row every fourth
+token.
 
-Threads: the scheduler owns the allocator, the batch and the step buffers; the stream runs the steps; the transport's thread
-lets the library receive; two threads listen to the router and to prefill. The scheduler works one step ahead: it fills and
-launches step N + 1 while the stream runs step N.
+Threads: the scheduler owns the allocator, the batch and the step buffers; the stream runs the steps; the
+transport's thread lets the library receive; two threads listen to the router and to prefill. The scheduler
+works one step ahead: it fills and launches step N + 1 while the stream runs step N.
 """
 
 from __future__ import annotations
@@ -11,67 +12,21 @@ import queue
 import threading
 import time
 from collections import deque
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from capture_hooks.events import I64
-from replay.lab import model
 from replay.lab.audit import Audit, row_hashes
 from replay.lab.barriers import Barriers
-from replay.lab.config import LabConfig, pages_for, rows_for
+from replay.lab.config import LabConfig, pages_for
 from replay.lab.control import Channel, Message
 from replay.lab.faults import policy
-from replay.lab.pool import DUMMY_PAGE, PageAllocator, PagedPool, ReadBatch, ReadResult, StoreBatch, StorePart
+from replay.lab.kernels import TILE_ROWS
+from replay.lab.pool import DUMMY_PAGE, PageAllocator, PagedPool, ReadBatch, ReadResult, StoreBatch
+from replay.lab.replies import Sequence, Step, appended, read_batch
 from replay.lab.stream import Stream
-from replay.lab.transport import Transport, Wire, create
-
-
-@dataclass(eq=False, slots=True)
-class Sequence:
-    """One request on the decode side."""
-
-    room: int
-    attempt: int
-    tokens: int
-    new_tokens: int
-    pages: I64 = field(default_factory=lambda: np.empty(0, np.int64))
-    state: str = "waiting"  #: waiting, announced, aborting, running, over
-    produced: int = 0  #: tokens whose step was launched
-    last_step: int = 0  #: last step that was launched with it
-    computed: bool = False  #: prefill has the whole prompt
-    outcome: str = ""
-
-    @property
-    def key(self) -> tuple[int, int]:
-        """(room, attempt)."""
-        return self.room, self.attempt
-
-    @property
-    def prompt_pages(self) -> I64:
-        """The pages that prefill fills."""
-        return self.pages[: pages_for(self.tokens)]
-
-    @property
-    def prompt_rows(self) -> int:
-        """Complete rows of the prompt."""
-        return rows_for(self.tokens)
-
-
-@dataclass(eq=False, slots=True)
-class Step:
-    """One decode step as it was launched. ``table`` is a view of a step buffer, the rest belongs to the step."""
-
-    number: int
-    sequences: tuple[Sequence, ...]
-    tokens: I64  #: length of each request, with this step's token
-    table: I64
-
-    @property
-    def rows(self) -> I64:
-        """Length of each request in rows."""
-        return self.tokens // 4
+from replay.lab.transport import Wire, create
 
 
 class DecodeEngine:
@@ -89,7 +44,8 @@ class DecodeEngine:
             self.layout, config.layers, config.decode_pages, self.policy, config.triton_pages
         )
         self.allocator = PageAllocator(config.decode_pages, config.free_list)
-        self.transport = self._transport(transport)
+        wire = Wire(config.bandwidth, config.window)
+        self.transport = create(transport, self.role, self.pool.memory, wire, self.barriers)
         self.transport.expecting = lambda: bool(self._awaited)
         self.error = ""
         self._router = router
@@ -109,10 +65,6 @@ class DecodeEngine:
         self._steps = 0
         self._flying = 0
         self._stop = threading.Event()
-
-    def _transport(self, kind: str) -> Transport:
-        wire = Wire(self.config.bandwidth, self.config.window)
-        return create(kind, self.role, self.pool.memory, wire, self.barriers)
 
     # -- life of the round ---------------------------------------------------------------------------------------
 
@@ -337,11 +289,11 @@ class DecodeEngine:
     def run(self, step: Step) -> None:
         """One step (runs on the stream)."""
         for layer in range(self.config.layers):
-            appended = self._appended(step, layer)
-            if appended:
-                self.append(StoreBatch(layer, step.number, appended))
+            rows = appended(step, layer, self.layout.rows, self.config.seed)
+            if rows:
+                self.append(StoreBatch(layer, step.number, rows))
             self._barrier(step, layer)
-            self.read(step, self._read_batch(step, layer))
+            self.read(step, read_batch(step, layer, self.layout.rows, self.config))
         for sequence, tokens in zip(step.sequences, step.tokens.tolist(), strict=True):
             if tokens == sequence.tokens + 1:
                 self._audit_rows("read", sequence)
@@ -352,30 +304,9 @@ class DecodeEngine:
         """Give the finished step to the scheduler."""
         self._inbox.put(("step", step))
 
-    def _appended(self, step: Step, layer: int) -> tuple[StorePart, ...]:
-        """The rows that this step completes: one for every request at a multiple of four tokens."""
-        parts = []
-        for sequence, tokens in zip(step.sequences, step.tokens.tolist(), strict=True):
-            if tokens % 4:
-                continue
-            row = np.array([tokens // 4 - 1], np.int64)
-            page = sequence.pages[row // self.layout.rows]
-            slots = page * self.layout.rows + row % self.layout.rows
-            keys = model.keys(self.config.seed, sequence.room, layer, row)
-            parts.append(StorePart(sequence.room, sequence.attempt, slots, model.position(row), row, keys))
-        return tuple(parts)
-
     def append(self, batch: StoreBatch) -> None:
         """Store the appended rows of one layer."""
         self.pool.store(batch)
-
-    def _read_batch(self, step: Step, layer: int) -> ReadBatch:
-        rooms = np.array([s.room for s in step.sequences], np.int64)
-        query, weights = model.queries(self.config.seed, rooms, layer, step.tokens, self.config.heads)
-        keys = tuple(s.key for s in step.sequences)
-        width = int(-(-step.rows.max() // self.layout.rows))
-        table = step.table[:, :width]
-        return ReadBatch(layer, step.number, keys, table, step.rows, query, weights, self.config.top_k)
 
     def read(self, step: Step, batch: ReadBatch) -> ReadResult:
         """One launch of the read kernel."""
@@ -422,7 +353,7 @@ class DecodeEngine:
             count = -(-int(batch.rows[i]) // self.layout.rows)
             if not np.array_equal(before[i, :count], sequence.pages[:count]):
                 self.audit.note("table", sequence.room, batch.layer, step.number)
-            if self.policy.read == "tiled":
+            if self.policy.read == "tiled" and (not self.layout.scale_bytes or batch.rows[i] > TILE_ROWS):
                 self.audit.note("kernel", sequence.room)
 
 

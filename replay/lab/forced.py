@@ -1,7 +1,8 @@
-"""Small rounds in which a fault shows for certain: the same code paths as in the demo, with the interleaving held by barriers.
+"""Small rounds in which a fault shows for certain: the same code paths as in the demo, with the interleaving
+held by barriers.
 
-For tests. A round has a few requests that stay (the *others*) and one or two that the fault is to hit. With ``twin`` it is the
-same clients on an engine without the fault, and nothing is held.
+For tests. A round has a few requests that stay (the *others*) and one or two that the fault is to hit. With
+``twin`` it is the same clients on an engine without the fault, and nothing is held.
 """
 
 from __future__ import annotations
@@ -78,7 +79,9 @@ def _others(draw: random.Random, first: int, count: int, **more: Any) -> tuple[J
 
 
 def _unheld(draw: random.Random, first: int) -> Round:
-    """Nothing depends on timing: five requests, one of them given up by its client, the first of several chunks."""
+    """Nothing depends on timing: five requests, one of them given up by its client, the first of several
+    chunks.
+    """
     jobs = (
         Job(first, _tokens(draw, draw.randint(4, 7)), draw.randint(8, 30)),
         *(Job(first + i, _tokens(draw, draw.randint(1, 6)), draw.randint(8, 30)) for i in range(1, 4)),
@@ -88,7 +91,9 @@ def _unheld(draw: random.Random, first: int) -> Round:
 
 
 def _late_foreign_write(draw: random.Random, first: int) -> Round:
-    """A is aborted while a sender has one of its chunks in hand; B gets its pages, arrives, and then A's chunk is posted."""
+    """A is aborted while a sender has one of its chunks in hand; B gets its pages, arrives, and then A's chunk
+    is posted.
+    """
     others = _others(draw, first, 2)
     a, b = first + 2, first + 3  # of different sender threads
     pages = draw.randint(4, 7)
@@ -131,7 +136,9 @@ def _completion_early(draw: random.Random, first: int) -> Round:
 
 
 def _torn_block_table(draw: random.Random, first: int) -> Round:
-    """The last step of the first request in the batch stops before a layer until the next step's table is filled."""
+    """The last step of the first request in the batch stops before a layer until the next step's table is
+    filled.
+    """
     room, other = first, first + 1
     layer = draw.randrange(LAYERS)
     pages = draw.randint(2, 6)

@@ -18,7 +18,9 @@ TILE_HEADS = 3
 
 
 def prepare() -> None:
-    """Let Triton kernels run on the interpreter, for the lab's caches lie in host memory; call before triton is imported."""
+    """Let Triton kernels run on the interpreter, for the lab's caches lie in host memory; call before triton is
+    imported.
+    """
     torch.set_num_threads(1)
     os.environ["TRITON_INTERPRET"] = "1"
 
@@ -83,8 +85,8 @@ def read_tiled(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The read in tiles, one request at a time.
 
-    Its scale pointer is advanced once a tile where it has to be once a row, and without scales its head loop leaves
-    out the last, incomplete tile of heads.
+    Its scale pointer is advanced once a tile where it has to be once a row, and without scales its head loop
+    leaves out the last, incomplete tile of heads.
     """
     longest = int(rows.max()) if len(rows) else 0
     logits = torch.full((len(rows), longest), -torch.inf, dtype=torch.float32)

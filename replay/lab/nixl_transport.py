@@ -1,7 +1,7 @@
 """Pages over NIXL and UCX.
 
-Both sides run without NIXL's progress thread, which spins on a core of its own: the sender makes progress when it polls
-its posts, the receiver when it asks for notifications.
+Both sides run without NIXL's progress thread, which spins on a core of its own: the sender makes progress when
+it polls its posts, the receiver when it asks for notifications.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from capture_hooks.events import U8
 from replay.lab.barriers import Barriers
 from replay.lab.transport import Slice, Transfer, Transport, TransportError, Wire
 
-#: UCX on loopback only. Its default on one host would be a copy by the sender's own thread (process_vm_writev), which is
-#: over when the post returns; TCP is asynchronous, as the network between two hosts is.
+#: UCX on loopback only. Its default on one host would be a copy by the sender's own thread (process_vm_writev),
+#: which is over when the post returns; TCP is asynchronous, as the network between two hosts is.
 UCX_ENVIRONMENT = {"UCX_NET_DEVICES": "lo", "UCX_TLS": "tcp,self", "UCX_WARN_UNUSED_ENV_VARS": "n"}
 
 

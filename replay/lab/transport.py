@@ -1,8 +1,9 @@
 """How pages get from one process into the other's memory: the common part of both transports.
 
-A transport is one-sided, as RDMA is: the sender names addresses on both sides, the receiver only registers its memory and
-lets the library work. One thread owns the library; senders hand it transfers and wait for them. It keeps a bounded number
-of bytes in flight, so under load a transfer that was handed over may not be on the wire yet.
+A transport is one-sided, as RDMA is: the sender names addresses on both sides, the receiver only registers its
+memory and lets the library work. One thread owns the library; senders hand it transfers and wait for them. It
+keeps a bounded number of bytes in flight, so under load a transfer that was handed over may not be on the wire
+yet.
 """
 
 from __future__ import annotations
@@ -69,14 +70,18 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True)
 class Wire:
-    """What the network between the two machines would give: loopback is far faster than the lab's caches are large."""
+    """What the network between the two machines would give: loopback is far faster than the lab's caches are
+    large.
+    """
 
     bandwidth: float  #: bytes a second
     window: int  #: bytes in flight at most
 
 
 class Transport(ABC):
-    """One end of the connection between the pools. ``memory`` is ``uint8[layers, pages, pitch]``, registered as a whole."""
+    """One end of the connection between the pools. ``memory`` is ``uint8[layers, pages, pitch]``, registered as
+    a whole.
+    """
 
     #: As it is told to people and to the trace.
     name = ""
