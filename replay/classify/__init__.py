@@ -95,6 +95,11 @@ def _destination(case: Case, evidence: Evidence) -> Iterator[Explanation]:
         if foreign is not None:
             yield foreign
             bad = bad & ~foreign.explained
+        if bad.any():
+            displaced = wrong_item_length.overwritten(case, evidence, bad, stage)
+            if displaced is not None:
+                yield displaced
+                bad = bad & ~displaced.explained
         if bad.any() and mask is case.appended_bad:
             late = completion_early.overwrote(case, evidence, bad)
             if late is not None:

@@ -78,6 +78,62 @@ def explain(case: Case, evidence: Evidence, bad: Bool) -> Explanation | None:
     )
 
 
+def overwritten(case: Case, evidence: Evidence, bad: Bool, stage: str) -> Explanation | None:
+    """Units of ``bad`` (a page that changed after it had arrived) that another request's displaced descriptors hit.
+
+    A transfer with a wrong pitch writes outside its own pages as well, whenever it runs.
+    """
+    hit = _displaced_foreign(case, evidence)
+    explained = bad & _unit_mask(case, hit, some=True)
+    if not explained.any():
+        return None
+    descriptors, size = evidence.descriptors, case.layout.page_bytes
+    pieces = descriptors.pieces
+    region = (case.buffer.address, case.buffer.pitch * case.buffer.pages)
+    rooms, proven = set(), np.zeros(size, bool)
+    for row in descriptors.touching(case.buffer.number, case.page).tolist():
+        other = int(pieces.request[row])
+        if other in (case.request, -1) or descriptors.lengths_to(other, *region) == [size]:
+            continue
+        rooms.add(case.timeline.requests[other][0])
+        proven |= _brought(case, evidence, row, stage)
+    if not rooms:
+        return None
+    values, scales = halves(explained)
+    same = bool((_unit_mask(case, proven, some=True) | ~explained).all())
+    return Explanation(
+        code="F03",
+        stage="descriptor",
+        confidence="certain" if same and bool((explained == bad).all()) else "likely",
+        explained=explained,
+        expected="RC" if case.has("RC") else "SE",
+        observed=stage,
+        evidence=(
+            f"values of {span(values)} and scales of {span(scales)} lie where descriptors of room "
+            f"{', '.join(str(room) for room in sorted(rooms))} write, whose item length is not this page's ({size})",
+            *(("the bytes there are those which these descriptors bring",) if same else ()),
+        ),
+        aliases=tuple(sorted(rooms)),
+        runner_up=RunnerUp("F14", "the writer never owned this page: its addresses are displaced"),
+    )
+
+
+def _brought(case: Case, evidence: Evidence, row: int, stage: str) -> Bool:
+    """Bytes of the page that hold exactly what one piece brings from its source (where the bytes were kept)."""
+    pieces, snaps = evidence.descriptors.pieces, case.timeline.snapshots
+    found = np.zeros(case.layout.page_bytes, bool)
+    observed = case.data(stage)
+    contents = case.timeline.trace.contents
+    start, stop, at = int(pieces.start[row]), int(pieces.stop[row]), int(pieces.source_start[row])
+    for look in snaps.at_place("SE", int(pieces.source[row]), int(pieces.source_page[row])).tolist():
+        content = int(snaps.content[look])
+        if observed is None or content < 0 or not contents.has_data[content]:
+            continue
+        source = np.asarray(contents.data(np.array([content]))[0])[at : at + stop - start]
+        found[start : start + len(source)] |= observed[start : start + len(source)] == source
+    return found
+
+
 def _unit_mask(case: Case, bytes_mask: Bool, *, some: bool = False) -> Bool:
     """Units whose bytes are all (or, with ``some``, partly) set in a byte mask of the page."""
     layout = case.layout

@@ -1,0 +1,111 @@
+"""Every fault of the lab, in every format, with five seeds: the verdict against what truly happened.
+
+The interleaving is held by barriers on the engine's own code path (``replay/lab/forced.py``). All rounds run
+through one pair of processes, and the lab's audit, which no replay reads, is the truth.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from capture_hooks.layouts import LAYOUTS
+from replay.judge import JudgeOptions, judge
+from replay.lab.audit import Truth
+from replay.lab.forced import forced
+from replay.lab.run import Pair, RunResult
+from replay.trace.reader import open_trace
+from replay.verdict import Verdict
+
+SEEDS = range(5)
+#: Fault of the lab -> code and stage of the verdict.
+EXPECTED = {
+    "wrong-item-length": ("F03", "descriptor"),
+    "sent-before-written": ("F10", "source"),
+    "completion-early": ("F09", "completion"),
+    "late-foreign-write": ("F14", "destination"),
+    "torn-block-table": ("F18", "table"),
+    "wrong-store-bytes": ("F30", "store"),
+    "kernel-numerics": ("F25", "read-kernel"),
+}
+
+Place = tuple[int, int, int]
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[Pair]:
+    with Pair() as running:
+        yield running
+
+
+def run_round(
+    pair: Pair, folder: Path, kind: str, format_: str, seed: int, *, twin: bool
+) -> tuple[RunResult, Verdict, int]:
+    """One round, and the verdict on what was captured in it."""
+    flags = folder / "flags"
+    flags.mkdir(parents=True)
+    wanted = forced(kind, format_, seed, flags, twin=twin)
+    capture = folder / "capture"
+    result = pair.run(wanted.config, capture, {"KV_REPLAY_MODE": "full", "KV_REPLAY_SEAL": "0"})
+    assert result.stats["timeouts"] == [], "the interleaving was not forced"
+    with open_trace(capture) as trace:
+        verdict = judge(trace, JudgeOptions(sample=0))
+    return result, verdict, wanted.room
+
+
+def places(verdict: Verdict) -> set[Place]:
+    return {
+        (finding.request.room, finding.layer, page.logical)
+        for finding in verdict.findings
+        for page in finding.pages
+    }
+
+
+def check_places(kind: str, verdict: Verdict, truth: Truth) -> None:
+    """Requests, layers and pages against the truth."""
+    named = places(verdict)
+    read = truth.bad_at["read"] | truth.bad_at["end"]
+    if kind == "torn-block-table":
+        assert {(room, layer) for room, layer, _ in named} == {
+            (room, layer) for room, layer, _ in truth.torn_tables
+        }
+    elif kind == "wrong-store-bytes":
+        assert {(room, page) for room, _, page in named} == truth.wrong_positions
+    elif kind == "kernel-numerics":
+        assert {room for room, _, _ in named} == truth.hit
+    elif kind == "completion-early":
+        # The audit looks once a step has run through all layers; an early layer may have been read torn before.
+        assert read <= named <= read | truth.bad_at["arrived"]
+    else:
+        assert named == read
+
+
+@pytest.mark.parametrize("kind", EXPECTED)
+@pytest.mark.parametrize("format_", sorted(LAYOUTS))
+def test_the_fault_is_named_where_it_happened_and_its_twin_is_clean(
+    pair: Pair, tmp_path: Path, format_: str, kind: str
+) -> None:
+    for seed in SEEDS:
+        result, verdict, room = run_round(pair, tmp_path / f"{seed}", kind, format_, seed, twin=False)
+        where = f"seed {seed}: {[(f.code, f.stage, f.confidence, f.request.room) for f in verdict.findings]}"
+        assert verdict.verdict == "divergent", (where, verdict.not_judged)
+        assert {(finding.code, finding.stage) for finding in verdict.findings} == {EXPECTED[kind]}, where
+        assert result.truth is not None
+        check_places(kind, verdict, result.truth)
+        mine = [finding for finding in verdict.findings if finding.request.room == room]
+        assert mine, where
+        assert all(finding.confidence == "certain" for finding in mine), where
+
+        result, verdict, _ = run_round(pair, tmp_path / f"{seed}-twin", kind, format_, seed, twin=True)
+        assert result.truth is not None
+        assert not result.truth.hit
+        assert verdict.findings == (), f"seed {seed}: {verdict.findings}"
+        assert verdict.verdict == "clean", f"seed {seed}: {verdict.not_judged}"
+
+
+def test_the_lab_has_no_fault_that_is_not_tested_here() -> None:
+    from replay.lab.faults import FAULTS
+
+    assert set(FAULTS) == set(EXPECTED) | {"none"}
