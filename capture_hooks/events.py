@@ -102,7 +102,8 @@ class Process(Event):
 @dataclass(frozen=True, slots=True, eq=False)
 class Hook(Event):
     """State of one hook; the last record of a name holds. Absence is evidence only where a writer's hook is
-    attached and ``complete``."""
+    attached and ``complete``.
+    """
 
     KIND: ClassVar[int] = 2
     TABLE: ClassVar[str] = "hook"
@@ -194,7 +195,7 @@ class StoreParams(Event):
     params: int
     norm_weight: F32 = array("<f4", None, bulk=True)  #: float32[head_dim]
     epsilon: float = 1e-6
-    rope_dim: int = 64  #: the last ``rope_dim`` dimensions are rotated, as interleaved (real, imaginary) pairs
+    rope_dim: int = 64  #: the last ``rope_dim`` dimensions are rotated: interleaved (real, imaginary) pairs
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -212,7 +213,7 @@ class Store(Event):
     positions: I64 = array("<i8", None)  #: token position given to RoPE
     logical_rows: I64 = array("<i8", None)  #: row index within the request
     keys: F32 = array("<f4", None, 128, bulk=True)  #: the store's input, before RMSNorm
-    rope: F32 = array("<f4", None, 64, bulk=True)  #: (cos, sin) of each pair for the right position of the row
+    rope: F32 = array("<f4", None, 64, bulk=True)  #: (cos, sin) of each pair at the row's right position
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -284,7 +285,7 @@ class Send(Event):
     logical: int = -1  #: first logical page of this chunk
     pages: I64 = array("<i8", None)  #: source pages named by the engine
     destination_pages: I64 = array("<i8", None)  #: destination pages named by the engine
-    item_lengths: I64 = array("<i8", None)  #: bytes a page used to make the descriptors, one per source buffer
+    item_lengths: I64 = array("<i8", None)  #: bytes a page that made the descriptors, one per source buffer
     source: U64 = array("<u8", None, 2)
     destination: U64 = array("<u8", None, 2)
 

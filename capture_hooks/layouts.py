@@ -65,9 +65,7 @@ class Layout:
 
     def scales(self, pages: U8) -> U8:
         """View of the scales: ``uint8[n, rows, scale_bytes]`` of ``uint8[n, page_bytes]``."""
-        return pages[:, self.scale_base : self.page_bytes].reshape(
-            len(pages), self.rows, self.scale_bytes
-        )
+        return pages[:, self.scale_base : self.page_bytes].reshape(len(pages), self.rows, self.scale_bytes)
 
     def scale_words(self, pages: U8) -> npt.NDArray[np.uint32]:
         """The scale bytes of each row as one little-endian word: ``uint32[n, rows]``; zeros without scales."""

@@ -1,0 +1,1 @@
+"""Runs offline: reads traces, orders and replays what is in them, and judges it."""

@@ -1,0 +1,1 @@
+"""What is hooked in which library or engine, and what it means."""
