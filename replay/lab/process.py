@@ -6,6 +6,7 @@ closes the runner is gone, and the process ends at once.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -18,6 +19,10 @@ from replay.lab.config import LabConfig
 from replay.lab.control import Channel, Listener, Message
 
 SWITCH = "KV_REPLAY_CAPTURE"
+
+
+class _StoppedError(Exception):
+    """The runner wants the process to end in the middle of a round."""
 
 
 def run(role: str) -> int:
@@ -34,6 +39,9 @@ def run(role: str) -> int:
         if message["kind"] == "round":
             try:
                 _round(role, router, message, start["token"])
+            except _StoppedError:
+                # The engine's threads may hang in a library whose peer is gone. The journal is closed by now.
+                os._exit(0)
             except Exception as error:
                 router.send("error", error=f"{type(error).__name__}: {error}")
                 raise
@@ -60,7 +68,8 @@ def _round(role: str, router: Channel, message: Message, token: str) -> None:
     finally:
         if attached is not None:
             attached.detach(keep=bool(message["keep"]))
-        router.send("captured")
+        with contextlib.suppress(OSError):
+            router.send("captured")
 
 
 def _play(role: str, router: Channel, config: LabConfig, transport: str, token: str) -> None:
@@ -80,7 +89,7 @@ def _prefill(router: Channel, config: LabConfig, transport: str, token: str) -> 
     listener.close()
     engine.connect(peer)
     router.send("ready")
-    while (message := router.receive()) is not None and message["kind"] != "finish":
+    while (message := _next(router))["kind"] != "finish":
         if message["kind"] == "submit":
             engine.submit(message["room"], message["attempt"], message["tokens"])
     _finished(router, engine.finish())
@@ -94,7 +103,7 @@ def _decode(router: Channel, config: LabConfig, transport: str, token: str) -> N
     peer = Channel.connect(router.expect("connect")["port"], token)
     engine.connect(peer)
     router.send("ready")
-    while (message := router.receive()) is not None and message["kind"] != "finish":
+    while (message := _next(router))["kind"] != "finish":
         if message["kind"] == "submit":
             engine.submit(message["room"], message["attempt"], message["tokens"], message["new_tokens"])
         elif message["kind"] == "cancel":
@@ -103,6 +112,13 @@ def _decode(router: Channel, config: LabConfig, transport: str, token: str) -> N
     router.expect("close")
     engine.close()
     peer.close()
+
+
+def _next(router: Channel) -> Message:
+    message = router.receive()
+    if message is None or message["kind"] == "stop":
+        raise _StoppedError
+    return message
 
 
 def _finished(router: Channel, stats: dict[str, Any]) -> None:

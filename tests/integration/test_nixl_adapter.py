@@ -1,4 +1,4 @@
-"""The NIXL adapter: what it records of a stand-in agent and of two real ones, and that it leaves no trace when it is off."""
+"""The NIXL adapter: what it records of a stand-in agent and of two real ones, and that off is off."""
 
 from __future__ import annotations
 
@@ -136,7 +136,9 @@ class Recording:
 @pytest.fixture
 def agent_class() -> type[Agent]:
     """A fresh class for each test: wrappers go onto classes."""
-    return type("FreshAgent", (Agent,), {name: value for name, value in vars(Agent).items() if callable(value)})
+    return type(
+        "FreshAgent", (Agent,), {name: value for name, value in vars(Agent).items() if callable(value)}
+    )
 
 
 @pytest.fixture
@@ -164,7 +166,9 @@ def test_uninstalled_methods_are_the_original_functions(tmp_path: Path, agent_cl
     assert all(vars(agent_class)[name] is before[name] for name in nixl.COVERS)
 
 
-def test_uninstall_leaves_a_wrapper_of_somebody_else_in_place(tmp_path: Path, agent_class: type[Agent]) -> None:
+def test_uninstall_leaves_a_wrapper_of_somebody_else_in_place(
+    tmp_path: Path, agent_class: type[Agent]
+) -> None:
     found = Recording(tmp_path, agent_class)
     ours = vars(agent_class)["transfer"]
 
@@ -201,12 +205,20 @@ def test_a_post_is_told_with_both_descriptor_lists_and_the_request(
     events = recording.events()
     (send,) = kinds(events, Send)
     assert (send.room, send.attempt, send.chunk, send.last) == (7719, 1, 2, True)
-    assert (send.agent, send.peer, send.operation, send.written, send.awaited) == ("left", "right", "WRITE", 0, 0)
+    assert (send.agent, send.peer, send.operation, send.written, send.awaited) == (
+        "left",
+        "right",
+        "WRITE",
+        0,
+        0,
+    )
     assert (send.logical, send.pages.tolist(), send.destination_pages.tolist()) == (4, [3, 1], [8, 9])
     assert send.source.tolist() == [list(row[:2]) for row in source]
     assert send.destination.tolist() == [list(row[:2]) for row in target]
     states = kinds(events, TransferState)
-    assert [state.state for state in states] == ["posted", "done", "released"], "a poll that changes nothing is silent"
+    assert [state.state for state in states] == ["posted", "done", "released"], (
+        "a poll that changes nothing is silent"
+    )
     assert {(state.transfer, state.room, state.attempt) for state in states} == {(send.transfer, 7719, 1)}
     assert asked == [True]
 
@@ -215,7 +227,9 @@ def test_prepared_lists_give_the_descriptors_that_were_chosen(
     recording: Recording, agent_class: type[Agent]
 ) -> None:
     agent = agent_class()
-    local = agent.prep_xfer_dlist("NIXL_INIT_AGENT", np.array([[100 * i, 10, 0] for i in range(5)], np.uint64))
+    local = agent.prep_xfer_dlist(
+        "NIXL_INIT_AGENT", np.array([[100 * i, 10, 0] for i in range(5)], np.uint64)
+    )
     remote = agent.prep_xfer_dlist(agent_name="right", xfer_list=[(7000 + i, 10, 0) for i in range(5)])
     handle = agent.make_prepped_xfer("WRITE", local, [4, 0], remote, np.array([1, 3], np.int32))
     agent.answers = ["DONE"]
@@ -311,7 +325,9 @@ def test_transfers_that_device_code_posts_make_the_send_hook_incomplete(
     assert not hooks(recording.events())["nixl.transfer"].complete
 
 
-def test_a_method_that_this_version_lacks_is_told_as_missing(tmp_path: Path, agent_class: type[Agent]) -> None:
+def test_a_method_that_this_version_lacks_is_told_as_missing(
+    tmp_path: Path, agent_class: type[Agent]
+) -> None:
     del agent_class.make_prepped_xfer
     events = Recording(tmp_path, agent_class).events()
     assert hooks(events)["nixl.make_prepped_xfer"].state == "missing"
@@ -321,7 +337,13 @@ def test_a_method_that_this_version_lacks_is_told_as_missing(tmp_path: Path, age
 def test_registrations_have_address_length_and_memory(recording: Recording, agent_class: type[Agent]) -> None:
     agent_class().register_memory([(4096, 1 << 20, 3, "")], "VRAM")
     (found,) = kinds(recording.events(), Registration)
-    assert (found.agent, found.address, found.length, found.device, found.memory) == ("left", 4096, 1 << 20, 3, "VRAM")
+    assert (found.agent, found.address, found.length, found.device, found.memory) == (
+        "left",
+        4096,
+        1 << 20,
+        3,
+        "VRAM",
+    )
 
 
 def test_notifications_order_their_sender_before_their_receiver(
@@ -355,7 +377,9 @@ def test_a_looked_up_notification_is_a_head_too(recording: Recording, agent_clas
     assert right.check_remote_xfer_done("left", b"b")
     assert not right.check_remote_xfer_done("left", b"c")
     order = kinds(recording.events(), Order)
-    assert Counter(e.key for e in order if e.end == "tail") == Counter(e.key for e in order if e.end == "head")
+    assert Counter(e.key for e in order if e.end == "tail") == Counter(
+        e.key for e in order if e.end == "head"
+    )
 
 
 def test_an_observer_that_raises_is_counted_and_the_post_goes_on(

@@ -1,0 +1,55 @@
+"""What the tests of the lab share: one pair of processes for many rounds, and captures read back."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from capture_hooks.journal import JournalReader
+from replay.lab.config import LabConfig
+
+#: Capture options of a round in a test; sealing is a matter of its own.
+OPTIONS = {"KV_REPLAY_SEAL": "0", "KV_REPLAY_LATER_MS": "30"}
+
+
+def small(**sizes: Any) -> LabConfig:
+    """A load that is over in a second or two, yet has every request at once, aborts and page reuse."""
+    usual: dict[str, Any] = {
+        "layers": 2,
+        "requests": 64,
+        "concurrency": 60,
+        "tokens": (64, 700),
+        "long_tokens": (1100, 1600),
+        "long_share": 0.2,
+        "new_tokens": (4, 12),
+        "prefill_pages": 100,
+        "decode_pages": 90,
+        "wire_pages_s": 600.0,
+        "layer_ms": 0.2,
+        "heads": 4,
+        "patience_ms": (20.0, 600.0),
+        "triton_pages": 0,
+    }
+    return LabConfig(**{**usual, **sizes})
+
+
+def journals(folder: Path) -> dict[str, list[Any]]:
+    """Events of each role in a capture folder."""
+    found: dict[str, list[Any]] = {}
+    for path in sorted(folder.glob("*.journal")):
+        reader = JournalReader(path)
+        events = [event for _, event in reader]
+        assert reader.process is not None
+        found[reader.process.role] = events
+    return found
+
+
+def of(events: list[Any], kind: type[Any]) -> list[Any]:
+    """The events of one kind."""
+    return [event for event in events if isinstance(event, kind)]
+
+
+def counts(outcomes: dict[int, str]) -> Counter[str]:
+    """How the requests of a round ended."""
+    return Counter(outcomes.values())
