@@ -173,7 +173,7 @@ def _level(config: LabConfig, concurrency: int, out: Path, say: _Say, *, last: b
     from dataclasses import replace
 
     from replay.judge import JudgeOptions, judge
-    from replay.lab.run import LabError, Pair
+    from replay.lab.run import Pair
     from replay.lab.transport import TransportError
     from replay.trace.merge import merge
     from replay.trace.reader import open_trace
@@ -188,8 +188,8 @@ def _level(config: LabConfig, concurrency: int, out: Path, say: _Say, *, last: b
                 pair.note,
             )
             result = pair.run(replace(config, concurrency=concurrency))
-    except (LabError, TransportError) as error:
-        raise click.ClickException(str(error)) from None
+    except TransportError as error:
+        raise click.UsageError(str(error)) from None
     say(f"{concurrency} at a time: done in {result.stats['seconds']:.0f} s; judging")
     trace_path = out / "trace.h5"
     source = folder

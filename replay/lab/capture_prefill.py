@@ -28,7 +28,7 @@ class PrefillHooks(CommonHooks):
     def __init__(self, recorder: Recorder, hooks: Hooks, wire: NixlAdapter | TcpHooks | None) -> None:
         super().__init__(recorder, hooks)
         self._awaited: dict[int, int] = {}  # by the event's serial
-        self._sent: set[str] = set()  # keys of chunks whose transfer is over
+        self._over_keys: set[str] = set()  # keys of chunks whose transfer is over
         engine = PrefillEngine
         hooks.wrap(engine, "connect", "buffer", before=self._connect)
         hooks.wrap(engine, "start", "request", before=self._start)
@@ -129,12 +129,12 @@ class PrefillHooks(CommonHooks):
 
     def _sent(self, _: Sender, chunk: Chunk, transfer: Transfer) -> None:
         self.hooks.head("queue", _wire_key("over", transfer))
-        self._sent.add(_key("sent", chunk))
+        self._over_keys.add(_key("sent", chunk))
         self.hooks.tail("queue", _key("sent", chunk))
 
     def _leave(self, _: PrefillEngine, sequence: Sequence) -> None:
-        for key in {_key("sent", chunk) for chunk in sequence.chunks} & self._sent:
-            self._sent.discard(key)
+        for key in {_key("sent", chunk) for chunk in sequence.chunks} & self._over_keys:
+            self._over_keys.discard(key)
             self.hooks.head("queue", key)
         if not sequence.aborted:
             self.recorder.emit(
