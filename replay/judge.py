@@ -10,7 +10,6 @@ docs/order.md and docs/verdicts.md give the rules.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -22,6 +21,7 @@ from replay.classify.base import Evidence, Explanation
 from replay.coverage import coverage
 from replay.descriptors import DescriptorMap
 from replay.findings import PageEvidence, group, hazard, page_evidence
+from replay.judge_options import JudgeOptions
 from replay.reexecute import Rung, replay_reads, replay_stores
 from replay.tables import TableRung, judge_tables
 from replay.timeline import Timeline
@@ -33,27 +33,6 @@ Progress = Callable[[str, int, int], None]
 #: Kinds of record that must be complete on both sides before a difference that no kind explains is a finding: with
 #: one of them missing, an owner or a writer may be unknown.
 WRITERS = ("store", "alloc", "send", "receive", "completion")
-
-
-@dataclass(frozen=True, slots=True)
-class JudgeOptions:
-    """How much is done again.
-
-    Attributes:
-        exhaustive: run the Triton kernels on everything, not on suspects and a sample.
-        sample: how many stores and how many reads the Triton kernels do again.
-        read_kernel: the user's read kernel, "module:function".
-        store_kernel: the user's store kernel, "module:function".
-        reexecute: False leaves out the re-execution of stores and reads altogether.
-        timeout: seconds for one run of a user's kernel.
-    """
-
-    exhaustive: bool = False
-    sample: int = 8
-    read_kernel: str | None = None
-    store_kernel: str | None = None
-    reexecute: bool = True
-    timeout: float = 60.0
 
 
 def judge(trace: Trace, options: JudgeOptions | None = None, progress: Progress | None = None) -> Verdict:
@@ -326,7 +305,7 @@ def _rung_scope(rung: Rung) -> dict[str, Any]:
         "rows": rung.rows,
         "rows_reproduced": rung.rows - rung.wrong,
         "largest_error_of_bound": round(rung.worst, 4),
-        "skipped": rung.skipped,
+        "skipped": rung.skipped.counts,
     }
 
 

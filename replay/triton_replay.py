@@ -16,15 +16,16 @@ import numpy.typing as npt
 from replay.classify import kernel_numerics, wrong_store_bytes
 from replay.classify.base import Evidence
 from replay.findings import PageEvidence, group
+from replay.judge_options import JudgeOptions
 from replay.kernels.reference import check_store, logits_reference, wrong_logits
+from replay.recorded import ReadCase, StoreCase
+from replay.reexecute import Rung
 from replay.timeline import Timeline
 from replay.verdict import Finding, NotJudged
 
 if TYPE_CHECKING:
     import torch
 
-    from replay.judge import JudgeOptions
-    from replay.reexecute import ReadCase, Rung, StoreCase
 
 Progress = Callable[[str, int, int], None]
 

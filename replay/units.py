@@ -34,15 +34,20 @@ def _one(timeline: Timeline, content: int) -> U64:
     number, inside = divmod(content, _BLOCK)
     if number in blocks:
         blocks.move_to_end(number)
-        return blocks[number][inside]
+        return _row(blocks[number], inside)
     contents = timeline.trace.contents
     ids = np.arange(number * _BLOCK, min((number + 1) * _BLOCK, len(contents)), dtype=np.int64)
     if (contents.rows[ids] != contents.rows[content]).any():
-        return _read(timeline, np.array([content], np.int64))[0]  # two formats meet here
+        return _row(_read(timeline, np.array([content], np.int64)), 0)  # two formats meet here
     blocks[number] = _read(timeline, ids)
     if len(blocks) > _KEPT:
         blocks.popitem(last=False)
-    return blocks[number][inside]
+    return _row(blocks[number], inside)
+
+
+def _row(block: U64, index: int) -> U64:
+    row: U64 = block[index]
+    return row
 
 
 def _read(timeline: Timeline, ids: I64) -> U64:

@@ -8,19 +8,15 @@ the recorded logits, the kind is not F25, and the finding says so instead of nam
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 import numpy.typing as npt
 
 from replay.classify.base import Evidence, span
 from replay.findings import PageEvidence, byte_ranges, ranges
 from replay.kernels.reference import TopKViolations, logits_reference
+from replay.recorded import ReadCase
 from replay.timeline import Timeline
 from replay.verdict import Confidence, PageFinding
-
-if TYPE_CHECKING:
-    from replay.reexecute import ReadCase
 
 Bool = npt.NDArray[np.bool_]
 F64 = npt.NDArray[np.float64]

@@ -7,18 +7,14 @@ and from rows that landed in each other's slots (they are right for another row'
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from replay.classify.base import Evidence, span
 from replay.findings import PageEvidence, byte_ranges, ranges
 from replay.kernels.reference import StoreCheck, check_store
+from replay.recorded import StoreCase
 from replay.timeline import Timeline
 from replay.verdict import Confidence, PageFinding
-
-if TYPE_CHECKING:
-    from replay.reexecute import StoreCase
 
 #: Wrong rows whose bytes are tried against every other row's inputs.
 TRIED_ROWS = 4
