@@ -28,7 +28,7 @@ venv: $(VENV)/.ready  ## Set up .venv (again only when its inputs changed)
 
 .PHONY: demo
 demo: venv  ## Record a prefill/decode pair under load, replay it, print the verdict
-	@$(BIN)/replay demo $(DEMO)
+	@$(BIN)/replay demo $(DEMO) || test $$? -eq 1  # 1: divergent, as it should be with a fault in it
 
 .PHONY: test
 test: $(VENV)/.ready-dev  ## Run the whole test suite
