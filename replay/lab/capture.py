@@ -41,14 +41,16 @@ class Hooks:
         before: Callable[..., Any] | None = None,
         after: Callable[..., Any] | None = None,
         around: Callable[..., Any] | None = None,
+        label: str = "",
     ) -> None:
         """Hook ``owner.method``.
 
         ``before`` gets the call's arguments, ``after`` the result and the arguments, and ``around`` the
         original and the arguments; ``around`` has to call the original exactly once and to guard its own work.
+        ``label`` tells two hooks on one method apart.
         """
         original = owner.__dict__[method]
-        name = f"lab.{owner.__name__}.{method}"
+        name = f"lab.{owner.__name__}.{method}{label and ' ' + label}"
         recorder = self.recorder
 
         @functools.wraps(original)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from capture_hooks.adapters.nixl import NixlAdapter, Post
 from capture_hooks.events import I64, Request
+from capture_hooks.hooktable import Scope
 from capture_hooks.recorder import Recorder
 from replay.lab.capture_common import CommonHooks
 from replay.lab.capture_wire import TcpHooks
@@ -47,9 +48,9 @@ class PrefillHooks(CommonHooks):
         hooks.wrap(Transport, "take", "order", after=self._taken)
         hooks.wrap(Transport, "complete", "order", before=self._over)
         if isinstance(wire, NixlAdapter):
-            hooks.wrap(NixlTransport, "begin", "request", around=self._begin)
+            hooks.wrap(NixlTransport, "begin", "request", around=self._begin, label="request")
         else:
-            hooks.wrap(TcpTransport, "begin", "request", around=self._begin)
+            hooks.wrap(TcpTransport, "begin", "request", around=self._begin, label="request")
         if wire is not None:
             wire.before_post.append(lambda post: self._source(post, "before"))
             wire.after_state.append(lambda post: self._source(post, "after"))
@@ -97,8 +98,17 @@ class PrefillHooks(CommonHooks):
     def _begin(
         self, original: Callable[..., Any], transport: Transport, transfer: Transfer, part: Slice
     ) -> Any:
+        about: Scope | None = None
+        with self.recorder.guard("lab.begin"):
+            about = self._about(transfer, part)
+        if about is None:
+            return original(transport, transfer, part)
+        with about:
+            return original(transport, transfer, part)
+
+    def _about(self, transfer: Transfer, part: Slice) -> Scope:
         event = transfer.written
-        about = self.recorder.about(
+        return self.recorder.about(
             transfer.room,
             transfer.attempt,
             transfer.chunk,
@@ -111,8 +121,6 @@ class PrefillHooks(CommonHooks):
             destination_pages=transfer.destination_pages,
             item_lengths=[transfer.item_length],
         )
-        with about:
-            return original(transport, transfer, part)
 
     def _source(self, post: Post, moment: str) -> None:
         about = post.about

@@ -42,9 +42,10 @@ class TcpHooks:
         with self.recorder.guard("lab.TcpTransport.begin"):
             post = self._posting(transport, part)
         handle = original(transport, transfer, part)
-        if post is not None:
-            self._flying[handle] = post
-            self._state(post, "posted")
+        with self.recorder.guard("lab.TcpTransport.begin"):
+            if post is not None:
+                self._flying[handle] = post
+                self._state(post, "posted")
         return handle
 
     def _posting(self, transport: TcpTransport, part: Slice) -> Post:

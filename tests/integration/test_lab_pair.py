@@ -29,6 +29,7 @@ from capture_hooks.events import (
     Store,
     TransferState,
 )
+from replay.judge import judge
 from replay.lab import capture
 from replay.lab.decode import DecodeEngine
 from replay.lab.pool import PageAllocator, PagedPool
@@ -38,6 +39,7 @@ from replay.lab.sender import Sender
 from replay.lab.stream import Event, Stream
 from replay.lab.tcp_transport import TcpTransport
 from replay.lab.transport import Transport, nixl_missing
+from replay.trace.reader import open_trace
 from tests.integration.lab_rounds import OPTIONS, counts, journals, of, small
 
 TRANSPORTS = ["tcp"] if nixl_missing() else ["nixl", "tcp"]
@@ -194,6 +196,24 @@ sys.exit(", ".join(loaded) or 0)
 
 def test_nixl_names_its_hooks_for_what_they_cover() -> None:
     assert {"send", "completion"} <= set(nixl.COVERS.values())
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"KV_REPLAY_MODE": "digest"}, {"KV_REPLAY_MODE": "full"}, {"KV_REPLAY_TAPS": "read"}],
+    ids=lambda options: "-".join(options.values()),
+)
+def test_in_every_mode_the_pair_serves_rightly_and_nobody_is_accused(
+    pair: Pair, tmp_path: Path, options: dict[str, str]
+) -> None:
+    result = pair.run(small(requests=24, concurrency=24, seed=6), tmp_path, {**OPTIONS, **options})
+    assert result.truth is not None
+    assert not result.truth.hit
+    with open_trace(tmp_path) as trace:
+        verdict = judge(trace)
+    assert verdict.findings == ()
+    if "KV_REPLAY_MODE" in options:
+        assert verdict.verdict == "clean", verdict.not_judged
 
 
 HOSTILE = """

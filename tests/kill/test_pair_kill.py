@@ -19,7 +19,7 @@ from tests.integration.lab_rounds import small
 
 TRIALS = 20
 #: A process that a busy machine leaves waiting flushes late by as much.
-SLACK_NS = 600_000_000
+SLACK_NS = 1_000_000_000
 
 
 class Pairs:
@@ -64,7 +64,7 @@ def test_a_killed_process_leaves_every_flushed_record(pairs: Pairs, trial: int, 
     role = ("prefill", "decode")[trial % 2]
     pair = pairs.take(more=trial + 1 < TRIALS)
     try:
-        config = small(seed=trial, concurrency=24, requests=200, new_tokens=(8, 30))
+        config = small(seed=trial, concurrency=24, requests=400, new_tokens=(8, 30))
         options = {"KV_REPLAY_SEAL": "0"}
         result = pair.run(config, tmp_path, options, truth=False, kill=(role, draw.uniform(0.0, 1.2)))
         killed = time.monotonic_ns()
