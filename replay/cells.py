@@ -147,14 +147,17 @@ def _rows_per_page(timeline: Timeline, slot: int) -> int:
 
 
 def _after_free(timeline: Timeline) -> Bool:
-    """Snapshots that ended after their request had given its pages back: they may show the next owner.
+    """Snapshots that ended after their request had given its pages back, or after the page was given to another.
+
+    They may show the next owner, even where the free itself was not seen.
 
     An overlap scheduler launches one more step for a finished request (look-alike M11).
     """
     snaps = timeline.snapshots
+    late = timeline.given_away(snaps.process, snaps.request, snaps.page) < snaps.seq
     freed = timeline.freed_seq
     if not freed:
-        return np.zeros(len(snaps.event), bool)
+        return late
     requests = max(1, len(timeline.requests))
     table = np.full(max(1, len(timeline.trace.processes)) * requests, np.iinfo(np.int64).max, np.int64)
     for (process, request), seq in freed.items():
@@ -162,7 +165,7 @@ def _after_free(timeline: Timeline) -> Bool:
             table[process * requests + request] = seq
     known = snaps.request >= 0
     index = np.where(known, snaps.process * requests + snaps.request, 0)
-    return known & (table[index] < snaps.seq)
+    return late | (known & (table[index] < snaps.seq))
 
 
 def _announced(timeline: Timeline, processes: int) -> I64:

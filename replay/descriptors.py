@@ -151,6 +151,11 @@ class DescriptorMap:
         row = self._over.get((int(self.sends["process"][send]), int(self.sends["transfer"][send])))
         return self.timeline.moment("transfer_state", row) if row is not None else None
 
+    def failed(self, send: int) -> bool:
+        """Whether the sender learned that the transfer of ``send`` had failed."""
+        row = self._over.get((int(self.sends["process"][send]), int(self.sends["transfer"][send])))
+        return row is not None and str(self.timeline.trace.table("transfer_state")["state"][row]) == "error"
+
     def sends_of(self, request: int) -> I64:
         """Rows of the send table that belong to a request."""
         low, high = np.searchsorted(self._by_request[0], [request, request + 1])
@@ -183,6 +188,16 @@ class DescriptorMap:
             [cells.request, snaps.buffer[at], snaps.page[at], snaps.buffer[origin], snaps.page[origin]], 1
         )
         return judged, judged & _rows_in(want, have)
+
+    @cached_property
+    def _pieces_by_request(self) -> tuple[I64, I64]:
+        rows = np.argsort(self.pieces.request, kind="stable")
+        return self.pieces.request[rows], rows
+
+    def pieces_of(self, request: int) -> I64:
+        """Rows of :attr:`pieces` that belong to a request's sends."""
+        low, high = np.searchsorted(self._pieces_by_request[0], [request, request + 1])
+        return self._pieces_by_request[1][low:high]
 
     def lengths_to(self, request: int, address: int, size: int) -> list[int]:
         """Lengths of the request's descriptors that begin in ``[address, address + size)`` at the destination."""

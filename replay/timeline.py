@@ -284,6 +284,37 @@ class Timeline:
         return np.where((keys[found] == wanted) & (request >= 0) & (logical >= 0), pages[found], -1)
 
     @cached_property
+    def _handed_on(self) -> tuple[I64, I64]:
+        """Sorted owner keys (process, request, page) and the sequence number at which another request got the page."""
+        allocs = self.allocs
+        shared = self.trace.table("alloc")["shared"].astype(bool)[allocs.event]
+        rows = np.flatnonzero((allocs.request >= 0) & (allocs.page >= 0) & ~shared)
+        rows = rows[np.lexsort((allocs.seq[rows], allocs.page[rows], allocs.process[rows]))]
+        here, after = rows[:-1], rows[1:]
+        same = (allocs.process[here] == allocs.process[after]) & (allocs.page[here] == allocs.page[after])
+        same &= allocs.request[here] != allocs.request[after]
+        here, after = here[same], after[same]
+        keys = self._owner(allocs.process[here], allocs.request[here], allocs.page[here])
+        order = np.lexsort((allocs.seq[after], keys))
+        return keys[order], allocs.seq[after][order]
+
+    def _owner(self, process: I64, request: I64, page: I64) -> I64:
+        pair = process * max(1, len(self.requests)) + request
+        known = (request >= 0) & (page >= 0) & (page < PLACE) & (pair < MAX_LOGICAL)
+        return np.where(known, pair * PLACE + page, -1)
+
+    def given_away(self, process: I64, request: I64, page: I64) -> I64:
+        """Sequence number at which the page of each owner was last given to another request, the largest if never."""
+        keys, seq = self._handed_on
+        wanted = self._owner(process, request, page)
+        found = np.searchsorted(keys, wanted, side="right") - 1
+        result = np.full(len(wanted), np.iinfo(np.int64).max, np.int64)
+        if len(keys):
+            hit = (found >= 0) & (keys[np.maximum(found, 0)] == wanted) & (wanted >= 0)
+            result[hit] = seq[found[hit]]
+        return result
+
+    @cached_property
     def _allocs_of_page(self) -> dict[tuple[int, int], list[int]]:
         found: dict[tuple[int, int], list[int]] = {}
         pairs = zip(self.allocs.process.tolist(), self.allocs.page.tolist(), strict=True)

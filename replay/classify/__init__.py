@@ -9,15 +9,31 @@ import numpy.typing as npt
 
 from replay.bisect import Case
 from replay.classify import (
+    buffer_missing,
     completion_early,
+    failed_transfer_used,
     late_foreign_write,
+    list_too_short,
     lost_on_wire,
     sent_before_written,
+    source_overwritten,
     wrong_item_length,
+    wrong_layer_pairing,
+    wrong_page_id_space,
 )
 from replay.classify.base import Evidence, Explanation, halves, span
 
 Bool = npt.NDArray[np.bool_]
+
+
+#: Kinds that the descriptors themselves show, in the order in which they are asked.
+DESCRIPTOR_KINDS = (
+    wrong_item_length.explain,
+    buffer_missing.explain,
+    list_too_short.explain,
+    wrong_page_id_space.explain,
+    wrong_layer_pairing.explain,
+)
 
 
 def explain_case(case: Case, evidence: Evidence, *, judged: bool, delivered: bool) -> Iterator[Explanation]:
@@ -38,6 +54,12 @@ def _source(case: Case, evidence: Evidence) -> Iterator[Explanation]:
     if found is not None:
         yield found
         bad = bad & ~found.explained
+    for stage in ("SE", "SE+"):
+        if bad.any() and case.has(stage):
+            found = source_overwritten.explain(case, evidence, bad, stage)
+            if found is not None:
+                yield found
+                bad = bad & ~found.explained
     if bad.any():
         seen = "SE" if case.has("SE") and (bad & ~case.same("SE", "ST")).any() else "SE+"
         yield _unclassified(
@@ -54,11 +76,21 @@ def _wire(case: Case, evidence: Evidence, *, judged: bool, delivered: bool) -> I
     if foreign is not None:
         yield foreign
         bad = bad & ~foreign.explained
-    if bad.any() and judged and not delivered:
-        length = wrong_item_length.explain(case, evidence, bad)
-        if length is not None:
-            yield length
-            bad = bad & ~length.explained
+    for kind in DESCRIPTOR_KINDS if judged and not delivered else ():
+        found = kind(case, evidence, bad) if bad.any() else None
+        if found is not None:
+            yield found
+            bad = bad & ~found.explained
+    if bad.any():
+        failed = failed_transfer_used.explain(case, evidence, bad)
+        if failed is not None:
+            yield failed
+            bad = bad & ~failed.explained
+    if bad.any():
+        taken = source_overwritten.explain(case, evidence, bad, "RC")
+        if taken is not None:
+            yield taken
+            bad = bad & ~taken.explained
     if bad.any():
         early = completion_early.explain(case, evidence, bad)
         if early is not None:

@@ -20,12 +20,20 @@ Bool = npt.NDArray[np.bool_]
 
 #: Code -> (kind as printed, stage), for the kinds that this version can name (docs/kinds).
 KINDS: dict[str, tuple[str, str]] = {
+    "F01": ("buffer-missing", "descriptor"),
+    "F02": ("list-too-short", "descriptor"),
     "F03": ("wrong-item-length", "descriptor"),
+    "F04": ("wrong-page-id-space", "descriptor"),
+    "F05": ("wrong-layer-pairing", "descriptor"),
     "F09": ("completion-early", "completion"),
     "F10": ("sent-before-written", "source"),
+    "F11": ("source-overwritten", "source"),
+    "F13": ("failed-transfer-used", "wire"),
     "F14": ("late-foreign-write", "destination"),
     "F18": ("torn-block-table", "table"),
     "F25": ("kernel-numerics", "read-kernel"),
+    "F26": ("invalid-top-k", "top-k"),
+    "F27": ("wrong-top-k", "top-k"),
     "F30": ("wrong-store-bytes", "store"),
     "F31": ("lost-on-wire", "wire"),
 }

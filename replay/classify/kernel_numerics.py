@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from replay.classify.base import Evidence, span
+from replay.classify.base import KINDS, Evidence, span
 from replay.findings import PageEvidence, byte_ranges, ranges
 from replay.kernels.reference import TopKViolations, logits_reference
 from replay.recorded import ReadCase
@@ -126,12 +126,20 @@ def top_k(timeline: Timeline, case: ReadCase, broken: TopKViolations) -> PageEvi
         "below the k-th score": broken.low,
         "past the end": broken.surplus,
     }
+    # Slots that name no row (or one twice) are invalid; a choice of valid rows below the k-th score is wrong.
+    code = (
+        "F26"
+        if len(broken.invalid) and not len(broken.repeated)
+        else "F27"
+        if len(broken.low)
+        else "unclassified"
+    )
     words = ", ".join(f"{len(slots)} {name}" for name, slots in parts.items() if len(slots))
     return PageEvidence(
-        code="unclassified",
-        kind="unclassified",
+        code=code,
+        kind=KINDS[code][0] if code in KINDS else "unclassified",
         stage="top-k",
-        confidence="likely",
+        confidence="certain" if code in KINDS and broken.judged else "likely",
         process=case.process,
         request=case.request,
         buffer=info.name,

@@ -66,8 +66,8 @@ def _donor(
 
     mine = timeline.alloc_row(case.process, case.request, case.page)
     theirs = timeline.alloc_row(case.process, other, case.page)
-    if mine is None or theirs is None or theirs == mine:
-        return None
+    if mine is None or theirs is None or int(timeline.allocs.seq[theirs]) >= int(timeline.allocs.seq[mine]):
+        return None  # the writer must have owned the page before: a later owner writes to its own
     freed = timeline.free_row(case.process, other, case.page)
     got = timeline.allocs.moment_of(mine)
     done = evidence.descriptors.completion(send)
