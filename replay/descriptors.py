@@ -151,6 +151,20 @@ class DescriptorMap:
         row = self._over.get((int(self.sends["process"][send]), int(self.sends["transfer"][send])))
         return self.timeline.moment("transfer_state", row) if row is not None else None
 
+    def may_write(self, buffer: int, page: int, begin: Moment, end: Moment) -> bool:
+        """Whether some transfer that names the page may have written to it between two moments.
+
+        Only a proven order rules a transfer out: it was over before ``begin``, or posted after ``end``.
+        """
+        order, timeline = self.timeline.order, self.timeline
+        for send in np.unique(self.pieces.send[self.touching(buffer, page)]).tolist():
+            over = self.completion(send)
+            if over is not None and order.before(over, begin):
+                continue
+            if not order.before(end, timeline.moment("send", send)):
+                return True
+        return False
+
     def failed(self, send: int) -> bool:
         """Whether the sender learned that the transfer of ``send`` had failed."""
         row = self._over.get((int(self.sends["process"][send]), int(self.sends["transfer"][send])))

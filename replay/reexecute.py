@@ -61,6 +61,10 @@ def replay_stores(
             rung.rows += int(check.judged.sum())
             rung.worst = max(rung.worst, float(check.excess[check.reproduced].max(initial=0.0)))
             wrong = ~check.reproduced
+            stored, seen = timeline.moment("store", case.store), timeline.snapshots.moment_of(case.snapshot)
+            if wrong.any() and evidence.descriptors.may_write(case.buffer, case.page, stored, seen):
+                rung.skipped.add("stores whose page a transfer may have written before it was looked at")
+                continue
             keep = rung.suspects if wrong.any() else rung.sample
             if len(keep) < limit:
                 keep.append(case)

@@ -48,7 +48,10 @@ def run(
     try:
         device = launch.prepare()
     except RuntimeError as error:
-        return {"triton": {"device": "none"}}, [], [NotJudged("re-execution in Triton", str(error))]
+        # The reference has judged these stores and reads; a second opinion that cannot be had is scope.
+        if options.read_kernel is None and options.store_kernel is None:
+            return {"triton": {"device": "none", "why": str(error)}}, [], []
+        return {"triton": {"device": "none"}}, [], [NotJudged("your kernels", str(error))]
     unclear: list[NotJudged] = []
     counts: dict[str, Any] = {"device": "GPU" if device == "cuda" else "interpreter"}
     total = len(store_cases) + len(read_cases)
