@@ -41,10 +41,13 @@ def scope_text(scope: Mapping[str, Any], verbose: bool) -> str:
         done = scope.get(key)
         if isinstance(done, Mapping) and done.get("judged"):
             text.append(f"{done['judged']:,} {key} done again")
+    if scope.get("not_in_scope"):
+        text.append(f"not in scope: {', '.join(scope['not_in_scope'])}")
     triton = scope.get("triton")
     if isinstance(triton, Mapping):
         text.append(f"in Triton ({facts_text(triton)})")
     known = {"requests", "rooms", "layers", "pages", "read_snapshots", "tables", "stores", "reads", "triton"}
+    known |= {"not_in_scope"}
     known |= {"pages_seen", "overshoot"}  # only with -v
     rest = facts_text({key: value for key, value in scope.items() if key not in known})
     return "; ".join([*text, rest] if rest else text)

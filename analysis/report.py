@@ -102,7 +102,9 @@ def _headline(verdict: Verdict, groups: Sequence[Sequence[Finding]]) -> _Section
     word = verdict.verdict.upper()
     said = {
         "clean": "every judged rung agrees",
-        "inconclusive": "no difference found, but not all could be judged",
+        "inconclusive": "bytes differ, and who wrote them is not known"
+        if any("bytes differ" in item.what for item in verdict.not_judged)
+        else "no difference found, but not all could be judged",
         "divergent": "a difference that no finding describes",
     }[verdict.verdict]
     text = _title(groups[0]) if groups else said

@@ -51,29 +51,31 @@ def judge(trace: Trace, options: JudgeOptions | None = None, progress: Progress 
     for case in tables.cases:
         pages += torn_block_table.explain(timeline, evidence, case)
     limit = 1 << 30 if options.exhaustive else max(options.sample, 0)
-    stores = reads = Rung()
-    if options.reexecute:
-        stores = replay_stores(timeline, evidence, limit, progress)
-        reads = replay_reads(timeline, evidence, tables.changed, limit, progress)
-        pages += stores.pages + reads.pages
+    stores = replay_stores(timeline, evidence, limit, progress)
+    reads = replay_reads(timeline, evidence, tables.changed, limit, progress)
+    pages += stores.pages + reads.pages
     findings = _sorted(group(timeline, pages))
     extra: dict[str, Any] = {}
+    unclear: list[NotJudged] = []
     if options.reexecute and (stores.judged or reads.judged):
         from replay import triton_replay  # torch is imported only on this path
 
         extra, more, unclear = triton_replay.run(timeline, evidence, stores, reads, options, progress)
         findings += more
-        doubts += unclear
-    missing = [*seen.not_judged, *doubts, *_missing(ladder, tables, timeline)]
+    missing = [*doubts.values(), *unclear, *seen.not_judged, *_missing(ladder, tables, timeline)]
+    judged = _judged(ladder, tables, stores, reads, evidence)
+    guilty = {finding.stage for finding in findings} | {stage for stage, _ in doubts}
     problems = getattr(trace, "problems", ())
     missing += [NotJudged("a file of the capture", str(problem)) for problem in problems]
     return Verdict(
         verdict=_verdict(findings, missing, ladder, tables),
         findings=tuple(findings),
         hazards=tuple(hazards),
-        cleared=_cleared(findings, ladder, tables, stores, reads, evidence),
+        cleared=tuple(stage for stage in STAGES if stage in judged and stage not in guilty),
         not_judged=tuple(missing),
-        scope=_scope(timeline, ladder, tables, stores, reads) | extra,
+        scope=_scope(timeline, ladder, tables, stores, reads)
+        | {"not_in_scope": [stage for stage in STAGES if stage not in judged]}
+        | extra,
         coverage=seen.hooks,
         losses=seen.losses,
         environment=_environment(trace),
@@ -82,11 +84,12 @@ def judge(trace: Trace, options: JudgeOptions | None = None, progress: Progress 
 
 def _byte_rungs(
     ladder: Ladder, evidence: Evidence
-) -> tuple[list[PageEvidence], list[Hazard], list[NotJudged]]:
+) -> tuple[list[PageEvidence], list[Hazard], dict[tuple[str, int], NotJudged]]:
+    """Pages of findings, hazards, and (stage, room) -> a difference that cannot be laid at anybody's door."""
     judged, delivered = evidence.descriptors.delivered(ladder.cells)
     pages: list[PageEvidence] = []
     hazards: dict[str, Hazard] = {}
-    doubts: dict[str, NotJudged] = {}
+    doubts: dict[tuple[str, int], NotJudged] = {}
     bad_cells: set[int] = set()
     for case in ladder.cases:
         for found in classify.explain_case(
@@ -98,14 +101,14 @@ def _byte_rungs(
                 continue
             why = _doubt(case, found, evidence)
             if why is not None:
-                name = f"{found.stage} of room {case.room}"
-                doubts.setdefault(name, NotJudged(f"{name}: bytes differ there", why))
+                what = f"{found.stage} of room {case.room}: bytes differ there"
+                doubts.setdefault((found.stage, case.room), NotJudged(what, why))
                 continue
             bad_cells.add(case.cell)
             pages.append(page_evidence(case, found))
         _early_but_right(case, hazards)
     _geometry_hazards(ladder, evidence, judged & ~delivered, bad_cells, hazards)
-    return pages, list(hazards.values()), list(doubts.values())
+    return pages, list(hazards.values()), doubts
 
 
 def _never_read(case: Case, evidence: Evidence) -> bool:
@@ -262,9 +265,10 @@ def _verdict(
     return "clean" if judged and not findings and not missing else "inconclusive"
 
 
-def _cleared(
-    findings: list[Finding], ladder: Ladder, tables: TableRung, stores: Rung, reads: Rung, evidence: Evidence
-) -> tuple[str, ...]:
+def _judged(
+    ladder: Ladder, tables: TableRung, stores: Rung, reads: Rung, evidence: Evidence
+) -> frozenset[str]:
+    """Stages of which something was judged."""
     counts = ladder.pages_judged
     judged = {
         "store": stores.judged > 0,
@@ -275,10 +279,9 @@ def _cleared(
         "destination": ladder.reads_checked > 0,
         "table": tables.reads > 0,
         "read-kernel": reads.judged > 0,
-        "top-k": reads.judged > 0 and any(case.k > 0 for case in reads.sample),
+        "top-k": reads.judged > 0 and any(case.k > 0 for case in (*reads.sample, *reads.suspects)),
     }
-    guilty = {finding.stage for finding in findings}
-    return tuple(stage for stage in STAGES if judged[stage] and stage not in guilty)
+    return frozenset(stage for stage, yes in judged.items() if yes)
 
 
 def _scope(

@@ -14,7 +14,7 @@ class JudgeOptions:
         sample: how many stores and how many reads the Triton kernels do again.
         read_kernel: the user's read kernel, "module:function".
         store_kernel: the user's store kernel, "module:function".
-        reexecute: False leaves out the re-execution of stores and reads altogether.
+        reexecute: False runs no kernel; the numpy reference still does stores and reads again.
         timeout: seconds for one run of a user's kernel.
     """
 
