@@ -48,8 +48,10 @@ def judge(trace: Trace, options: JudgeOptions | None = None, progress: Progress 
     ladder = climb(timeline, progress)
     pages, hazards, doubts = _byte_rungs(ladder, evidence)
     tables = judge_tables(timeline)
+    proven = {(case.process, case.request, case.buffer) for case in tables.cases if not case.during}
     for case in tables.cases:
-        pages += torn_block_table.explain(timeline, evidence, case)
+        if not case.during or (case.process, case.request, case.buffer) not in proven:
+            pages += torn_block_table.explain(timeline, evidence, case)
     limit = 1 << 30 if options.exhaustive else max(options.sample, 0)
     stores = replay_stores(timeline, evidence, limit, progress)
     reads = replay_reads(timeline, evidence, tables.changed, limit, progress)

@@ -27,7 +27,8 @@ def explain(timeline: Timeline, evidence: Evidence, case: TableCase) -> list[Pag
         row is not None and timeline.order.before(timeline.allocs.moment_of(row), case.moment)
         for row in (timeline.alloc_row(case.process, case.request, page) for page in case.given)
     )
-    sure = known and given_before and evidence.covers(case.process, "alloc", "read")
+    # Right before the kernel and wrong after it: what the kernel itself saw is not proven.
+    sure = not case.during and known and given_before and evidence.covers(case.process, "alloc", "read")
     confidence: Confidence = "certain" if sure else "likely"
     rooms = sorted({timeline.requests[owner[0]][0] for owner in owners if owner is not None})
     table = timeline.trace.table("read")

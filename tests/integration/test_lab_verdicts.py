@@ -68,9 +68,12 @@ def check_places(kind: str, verdict: Verdict, truth: Truth) -> None:
     named = places(verdict)
     read = truth.bad_at["read"] | truth.bad_at["end"]
     if kind == "torn-block-table":
-        assert {(room, layer) for room, layer, _ in named} == {
-            (room, layer) for room, layer, _ in truth.torn_tables
-        }
+        torn = {(room, layer) for room, layer, _ in truth.torn_tables}
+        found = {(f.request.room, f.layer): f.confidence for f in verdict.findings}
+        # A table that changed between the kernel and the look after it is likely, in the same request, never certain.
+        assert torn <= set(found)
+        assert all(place in torn or confidence == "likely" for place, confidence in found.items())
+        assert {room for room, _ in found} == {room for room, _ in torn}
     elif kind == "wrong-store-bytes":
         assert {(room, page) for room, _, page in named} == truth.wrong_positions
     elif kind == "kernel-numerics":
@@ -96,7 +99,9 @@ def test_the_fault_is_named_where_it_happened_and_its_twin_is_clean(
         check_places(kind, verdict, result.truth)
         mine = [finding for finding in verdict.findings if finding.request.room == room]
         assert mine, where
-        assert all(finding.confidence == "certain" for finding in mine), where
+        likely = [finding for finding in mine if finding.confidence != "certain"]
+        assert len(likely) < len(mine), where
+        assert not likely or kind == "torn-block-table", where
 
         result, verdict, _ = run_round(pair, tmp_path / f"{seed}-twin", kind, format_, seed, twin=True)
         assert result.truth is not None
