@@ -72,7 +72,11 @@ def _wire(case: Case, evidence: Evidence, *, judged: bool, delivered: bool) -> I
     if not bad.any():
         return
     source = next((stage for stage in ("SE+", "SE", "ST") if case.has(stage)), "ST")
-    foreign = late_foreign_write.explain(case, evidence, bad, "RC")
+    half = sent_before_written.torn(case, evidence, bad)
+    if half is not None:
+        yield half
+        bad = bad & ~half.explained
+    foreign = late_foreign_write.explain(case, evidence, bad, "RC") if bad.any() else None
     if foreign is not None:
         yield foreign
         bad = bad & ~foreign.explained

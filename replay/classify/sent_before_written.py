@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from replay.bisect import Case
-from replay.classify.base import Evidence, Explanation, halves, span
+from replay.classify.base import TORN_UNITS, Evidence, Explanation, halves, span
 from replay.verdict import Confidence, RunnerUp
 
 Bool = npt.NDArray[np.bool_]
@@ -62,6 +62,46 @@ def explain(case: Case, evidence: Evidence, bad: Bool) -> Explanation | None:
         evidence=tuple(lines),
         rule=f"rows from {first} on are missing in values and scales alike",
         runner_up=RunnerUp("F11", "no other request stored to the page between its store and the post"),
+        at_source=True,
+    )
+
+
+def torn(case: Case, evidence: Evidence, bad: Bool) -> Explanation | None:
+    """Units of ``bad`` (RC is neither the source before nor the finished store) that were read while being written.
+
+    The wire read a row in the middle of its store: some of its bytes are old, the others new.
+    """
+    if not case.has("SE", "ST", "RC"):
+        return None
+    writing = bad & ~case.same("SE", "ST")
+    before, after, seen = case.data("SE"), case.data("ST"), case.data("RC")
+    send = _send(case, evidence)
+    asked = int(evidence.descriptors.sends["written"][send]) if send >= 0 else -1
+    if before is not None and after is not None and seen is not None:
+        mixed = (seen == before) | (seen == after)
+        layout = case.layout
+        values = mixed[: layout.scale_base].reshape(layout.rows, -1).all(axis=1)
+        scales = np.ones(layout.rows, bool)
+        if layout.scale_bytes:
+            scales = mixed[layout.scale_base :].reshape(layout.rows, -1).all(axis=1)
+        writing &= np.concatenate([values, scales])
+    elif asked != 0 or int(writing.sum()) > TORN_UNITS:
+        return None
+    if not writing.any():
+        return None
+    rows = halves(writing)
+    return Explanation(
+        code="F10",
+        stage="source",
+        confidence="certain" if asked == 0 and bool((writing == bad).all()) else "likely",
+        explained=writing,
+        expected="ST",
+        observed="RC",
+        evidence=(
+            f"values of {span(rows[0])} and scales of {span(rows[1])} arrived half written: each byte is that of the "
+            "source before the post or of the finished store",
+        ),
+        runner_up=RunnerUp("F31", "no byte is foreign to both states of the source"),
         at_source=True,
     )
 
