@@ -78,6 +78,8 @@ def torn(case: Case, evidence: Evidence, bad: Bool) -> Explanation | None:
     send = _send(case, evidence)
     asked = int(evidence.descriptors.sends["written"][send]) if send >= 0 else -1
     if before is not None and after is not None and seen is not None:
+        if not len(before) == len(after) == len(seen):
+            return None  # the sides hold different formats
         mixed = (seen == before) | (seen == after)
         layout = case.layout
         values = mixed[: layout.scale_base].reshape(layout.rows, -1).all(axis=1)
