@@ -53,7 +53,7 @@ bench: venv  ## Time the replay of 1,000,000 page snapshots against a plain comp
 
 .PHONY: docs
 docs: venv  ## Write the pages that are made from code
-	$(BIN)/replay env --markdown > docs/options.md
+	$(BIN)/python docs/generate.py
 
 .PHONY: clean
 clean:  ## Remove caches, build outputs and the demo's files (.venv stays)

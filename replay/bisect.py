@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -59,6 +60,8 @@ class Case:
     appended_bad: Bool = field(default_factory=lambda: np.zeros(0, bool))
     read_bad: Bool = field(default_factory=lambda: np.zeros(0, bool))
     reads: I64 = field(default_factory=lambda: np.zeros(0, np.int64))  #: all read snapshots of the cell
+    #: Whether the descriptors bring the page whole from its own source: "right", "wrong", "unknown" (no sends seen)
+    delivery: Literal["right", "wrong", "unknown"] = "unknown"
 
     @property
     def layout(self) -> Layout:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from capture_hooks.layouts import Layout
 from replay.bisect import Case
-from replay.classify.base import KINDS, Explanation, halves, lower
+from replay.classify.base import VOCABULARY, Explanation, halves, lower
 from replay.timeline import Timeline
 from replay.verdict import Confidence, Finding, Hazard, PageFinding, Ranges, RequestId
 
@@ -41,6 +41,11 @@ class PageEvidence:
     evidence: tuple[str, ...]
     explanation: Explanation | None = None
     rule: str | None = None
+
+
+def kind_name(code: str) -> str:
+    """The kind as printed, ``unclassified`` for what has no code."""
+    return VOCABULARY[code][0] if code in VOCABULARY else "unclassified"
 
 
 def ranges(rows: Bool) -> Ranges:
@@ -94,10 +99,9 @@ def page_evidence(case: Case, explanation: Explanation) -> PageEvidence:
     process = int(snaps.process[row]) if row >= 0 else case.process
     physical = int(snaps.page[row]) if row >= 0 else case.page
     name, layer = case.timeline.slots[case.slot]
-    kind = KINDS.get(explanation.code, (f"unclassified-at-{explanation.stage}", explanation.stage))[0]
     return PageEvidence(
         code=explanation.code,
-        kind="unclassified" if explanation.code == "unclassified" else kind,
+        kind=kind_name(explanation.code),
         stage=explanation.stage,
         confidence=explanation.confidence,
         process=process,
@@ -192,8 +196,7 @@ def _overlap(first: Ranges, second: Ranges) -> bool:
 def hazard(case: Case, explanation: Explanation) -> Hazard:
     """A cause that changed no byte which was read."""
     name, layer = case.timeline.slots[case.slot]
-    kind = KINDS.get(explanation.code, ("unclassified", ""))[0]
     return Hazard(
-        what=f"{explanation.code} {kind}, harmless this time: {explanation.evidence[0]}",
+        what=f"{explanation.code} {kind_name(explanation.code)}, harmless this time: {explanation.evidence[0]}",
         where=f"room {case.room}, {name} layer {layer}, logical page {case.logical}",
     )

@@ -10,6 +10,7 @@ docs/order.md and docs/verdicts.md give the rules.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -18,6 +19,7 @@ from replay import classify
 from replay.bisect import Case, Ladder, climb
 from replay.classify import torn_block_table
 from replay.classify.base import Evidence, Explanation
+from replay.classify.registry import NAMED
 from replay.coverage import coverage
 from replay.descriptors import DescriptorMap
 from replay.findings import PageEvidence, group, hazard, page_evidence
@@ -56,7 +58,7 @@ def judge(trace: Trace, options: JudgeOptions | None = None, progress: Progress 
     stores = replay_stores(timeline, evidence, limit, progress)
     reads = replay_reads(timeline, evidence, tables.changed, limit, progress)
     pages += stores.pages + reads.pages
-    findings = _sorted(group(timeline, pages))
+    findings = _sorted(group(timeline, [_claim(page, timeline) for page in pages]))
     extra: dict[str, Any] = {}
     unclear: list[NotJudged] = []
     if options.reexecute and (stores.judged or reads.judged):
@@ -84,6 +86,15 @@ def judge(trace: Trace, options: JudgeOptions | None = None, progress: Progress 
     )
 
 
+def _claim(page: PageEvidence, timeline: Timeline) -> PageEvidence:
+    """The page with no more confidence than its kind allows in the capture mode of its process."""
+    kind = NAMED.get(page.code)
+    if kind is None:
+        return page
+    mode = timeline.trace.processes[page.process].mode
+    return replace(page, confidence=kind.claim(mode, page.confidence))
+
+
 def _byte_rungs(
     ladder: Ladder, evidence: Evidence
 ) -> tuple[list[PageEvidence], list[Hazard], dict[tuple[str, int], NotJudged]]:
@@ -94,9 +105,9 @@ def _byte_rungs(
     doubts: dict[tuple[str, int], NotJudged] = {}
     bad_cells: set[int] = set()
     for case in ladder.cases:
-        for found in classify.explain_case(
-            case, evidence, judged=bool(judged[case.cell]), delivered=bool(delivered[case.cell])
-        ):
+        if judged[case.cell]:
+            case.delivery = "right" if delivered[case.cell] else "wrong"
+        for found in classify.explain_case(case, evidence):
             if found.harmless or _never_read(case, evidence):
                 item = hazard(case, found)
                 hazards.setdefault(f"{found.code} {case.room}", item)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 
 import numpy as np
 import numpy.typing as npt
@@ -24,10 +24,13 @@ from replay.classify import (
 from replay.classify.base import Evidence, Explanation, halves, span
 
 Bool = npt.NDArray[np.bool_]
+#: (case, evidence, units still unexplained, look that shows them) -> explanation of some of these units
+Classifier = Callable[[Case, Evidence, Bool, str], Explanation | None]
 
 
-#: Kinds that the descriptors themselves show, in the order in which they are asked.
-DESCRIPTOR_KINDS = (
+#: Kinds that the descriptors themselves show, in the order in which they are asked; only where these do not bring
+#: the page whole from its own source.
+DESCRIPTOR_KINDS: tuple[Classifier, ...] = (
     wrong_item_length.explain,
     buffer_missing.explain,
     list_too_short.explain,
@@ -35,31 +38,50 @@ DESCRIPTOR_KINDS = (
     wrong_layer_pairing.explain,
 )
 
+#: Kinds that explain why the destination at completion is not what the source held.
+WIRE_KINDS: tuple[Classifier, ...] = (
+    failed_transfer_used.explain,
+    source_overwritten.explain,
+    completion_early.explain,
+    lost_on_wire.explain,
+)
 
-def explain_case(case: Case, evidence: Evidence, *, judged: bool, delivered: bool) -> Iterator[Explanation]:
-    """Every cause of a case, rung by rung; what one cause explains is set aside and the rest asked again.
+#: Kinds that explain a page which changed after it had arrived.
+DESTINATION_KINDS: tuple[Classifier, ...] = (
+    late_foreign_write.explain,
+    wrong_item_length.overwritten,
+)
 
-    ``judged``/``delivered``: whether the descriptors could be checked, and whether they bring the page rightly.
-    """
+#: Kinds that explain rows which the reading side appended.
+APPENDED_KINDS: tuple[Classifier, ...] = (*DESTINATION_KINDS, completion_early.overwrote)
+
+
+def explain_case(case: Case, evidence: Evidence) -> Iterator[Explanation]:
+    """Every cause of a case, rung by rung; what one cause explains is set aside and the rest asked again."""
     yield from _source(case, evidence)
-    yield from _wire(case, evidence, judged=judged, delivered=delivered)
+    yield from _wire(case, evidence)
     yield from _destination(case, evidence)
 
 
+def _ask(
+    kinds: Iterable[Classifier], case: Case, evidence: Evidence, bad: Bool, stage: str
+) -> Generator[Explanation, None, Bool]:
+    """Ask one kind after the other; the units that none explains are the generator's return value."""
+    for explain in kinds:
+        if not bad.any():
+            break
+        found = explain(case, evidence, bad, stage)
+        if found is not None:
+            yield found
+            bad = bad & ~found.explained
+    return bad
+
+
 def _source(case: Case, evidence: Evidence) -> Iterator[Explanation]:
-    bad = case.source_bad
-    if not bad.any():
-        return
-    found = sent_before_written.explain(case, evidence, bad)
-    if found is not None:
-        yield found
-        bad = bad & ~found.explained
+    bad = yield from _ask((sent_before_written.explain,), case, evidence, case.source_bad, "SE")
     for stage in ("SE", "SE+"):
-        if bad.any() and case.has(stage):
-            found = source_overwritten.explain(case, evidence, bad, stage)
-            if found is not None:
-                yield found
-                bad = bad & ~found.explained
+        if case.has(stage):
+            bad = yield from _ask((source_overwritten.explain,), case, evidence, bad, stage)
     if bad.any():
         seen = "SE" if case.has("SE") and (bad & ~case.same("SE", "ST")).any() else "SE+"
         yield _unclassified(
@@ -67,46 +89,13 @@ def _source(case: Case, evidence: Evidence) -> Iterator[Explanation]:
         )
 
 
-def _wire(case: Case, evidence: Evidence, *, judged: bool, delivered: bool) -> Iterator[Explanation]:
-    bad = case.wire_bad
-    if not bad.any():
-        return
-    source = next((stage for stage in ("SE+", "SE", "ST") if case.has(stage)), "ST")
-    half = sent_before_written.torn(case, evidence, bad)
-    if half is not None:
-        yield half
-        bad = bad & ~half.explained
-    foreign = late_foreign_write.explain(case, evidence, bad, "RC") if bad.any() else None
-    if foreign is not None:
-        yield foreign
-        bad = bad & ~foreign.explained
-    for kind in DESCRIPTOR_KINDS if judged and not delivered else ():
-        found = kind(case, evidence, bad) if bad.any() else None
-        if found is not None:
-            yield found
-            bad = bad & ~found.explained
+def _wire(case: Case, evidence: Evidence) -> Iterator[Explanation]:
+    first = (sent_before_written.torn, late_foreign_write.explain)
+    descriptors = DESCRIPTOR_KINDS if case.delivery == "wrong" else ()
+    bad = yield from _ask((*first, *descriptors, *WIRE_KINDS), case, evidence, case.wire_bad, "RC")
     if bad.any():
-        failed = failed_transfer_used.explain(case, evidence, bad)
-        if failed is not None:
-            yield failed
-            bad = bad & ~failed.explained
-    if bad.any():
-        taken = source_overwritten.explain(case, evidence, bad, "RC")
-        if taken is not None:
-            yield taken
-            bad = bad & ~taken.explained
-    if bad.any():
-        early = completion_early.explain(case, evidence, bad)
-        if early is not None:
-            yield early
-            bad = bad & ~early.explained
-    if bad.any():
-        lost = lost_on_wire.explain(case, evidence, bad, judged and delivered)
-        if lost is not None:
-            yield lost
-            bad = bad & ~lost.explained
-    if bad.any():
-        stage = "descriptor" if judged and not delivered else "wire"
+        source = next((stage for stage in ("SE+", "SE", "ST") if case.has(stage)), "ST")
+        stage = "descriptor" if case.delivery == "wrong" else "wire"
         why = (
             "no descriptor of the request brings these bytes from their source page"
             if stage == "descriptor"
@@ -120,31 +109,22 @@ def _destination(case: Case, evidence: Evidence) -> Iterator[Explanation]:
     healed = case.same("LT", "SE+") | case.same("LT", "SE")
     if not case.has("SE") and not case.has("SE+"):
         healed = case.same("LT", "ST")
-    looks = (("LT", case.later_bad & ~healed), ("RD", case.read_bad), ("RD", case.appended_bad))
+    looks = (
+        ("LT", case.later_bad & ~healed, DESTINATION_KINDS),
+        ("RD", case.read_bad, DESTINATION_KINDS),
+        ("RD", case.appended_bad, APPENDED_KINDS),
+    )
     done = np.zeros(len(case.valid), bool)
-    for stage, mask in looks:
+    for stage, mask, kinds in looks:
         bad = mask & ~done
         if not bad.any() or not case.has(stage):
             continue
         done |= bad
-        foreign = late_foreign_write.explain(case, evidence, bad, stage)
-        if foreign is not None:
-            yield foreign
-            bad = bad & ~foreign.explained
-        if bad.any():
-            displaced = wrong_item_length.overwritten(case, evidence, bad, stage)
-            if displaced is not None:
-                yield displaced
-                bad = bad & ~displaced.explained
-        if bad.any() and mask is case.appended_bad:
-            late = completion_early.overwrote(case, evidence, bad)
-            if late is not None:
-                yield late
-                bad = bad & ~late.explained
+        bad = yield from _ask(kinds, case, evidence, bad, stage)
         if bad.any():
             expected = next((name for name in ("RC", "SE", "ST") if case.has(name)), "ST")
             where, why = "destination", "the page changed after its bytes had arrived"
-            if mask is case.appended_bad:
+            if kinds is APPENDED_KINDS:
                 expected, why = "OWN", "rows that this side appended differ from its own store"
             elif not case.has("RC") and expected != "ST":
                 where, why = (

@@ -1,12 +1,14 @@
 """What a classifier gives back, and what all of them share.
 
-A classifier is one module with one function ``explain(case, evidence, bad) -> Explanation | None``. It gets
-a case and the units that are still unexplained at its rung, and answers for which of them its kind is the cause.
-It answers None rather than guess: units that nobody explains become ``unclassified`` at their stage.
+A classifier is one module with a declaration ``KIND`` and a function ``explain(case, evidence, bad, stage) ->
+Explanation | None``. It gets a case, the units that are still unexplained at its rung and the look (SE, RC, LT, RD)
+that shows them, and answers for which of them its kind is the cause. It answers None rather than guess: units that
+nobody explains become ``unclassified`` at their stage.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -18,28 +20,84 @@ from replay.verdict import Confidence, Donor, RunnerUp
 
 Bool = npt.NDArray[np.bool_]
 
-#: Code -> (kind as printed, stage), for the kinds that this version can name (docs/kinds).
-KINDS: dict[str, tuple[str, str]] = {
-    "F01": ("buffer-missing", "descriptor"),
-    "F02": ("list-too-short", "descriptor"),
-    "F03": ("wrong-item-length", "descriptor"),
-    "F04": ("wrong-page-id-space", "descriptor"),
-    "F05": ("wrong-layer-pairing", "descriptor"),
-    "F09": ("completion-early", "completion"),
-    "F10": ("sent-before-written", "source"),
-    "F11": ("source-overwritten", "source"),
-    "F13": ("failed-transfer-used", "wire"),
-    "F14": ("late-foreign-write", "destination"),
-    "F18": ("torn-block-table", "table"),
-    "F25": ("kernel-numerics", "read-kernel"),
-    "F26": ("invalid-top-k", "top-k"),
-    "F27": ("wrong-top-k", "top-k"),
-    "F30": ("wrong-store-bytes", "store"),
-    "F31": ("lost-on-wire", "wire"),
+#: Code -> (kind as printed, stages at which it can show). Every kind that has a name, whether this version finds it
+#: or not; the registry has those it finds.
+VOCABULARY: dict[str, tuple[str, tuple[str, ...]]] = {
+    "F01": ("buffer-missing", ("descriptor",)),
+    "F02": ("list-too-short", ("descriptor",)),
+    "F03": ("wrong-item-length", ("descriptor",)),
+    "F04": ("wrong-page-id-space", ("descriptor",)),
+    "F05": ("wrong-layer-pairing", ("descriptor",)),
+    "F06": ("partial-slice", ("descriptor",)),
+    "F07": ("layout-permuted", ("descriptor", "read-kernel")),
+    "F08": ("truncated-copy", ("descriptor",)),
+    "F09": ("completion-early", ("completion",)),
+    "F10": ("sent-before-written", ("source",)),
+    "F11": ("source-overwritten", ("source",)),
+    "F12": ("component-late", ("completion",)),
+    "F13": ("failed-transfer-used", ("wire",)),
+    "F14": ("late-foreign-write", ("destination",)),
+    "F15": ("local-clear", ("destination",)),
+    "F16": ("freed-page-referenced", ("destination", "table")),
+    "F17": ("stale-slot-mapping", ("table",)),
+    "F18": ("torn-block-table", ("table",)),
+    "F19": ("length-off-by-one", ("table",)),
+    "F20": ("wrong-stride", ("table", "read-kernel", "store")),
+    "F21": ("integer-wrap", ("read-kernel",)),
+    "F22": ("token-index-as-page-index", ("store", "read-kernel")),
+    "F23": ("padding-row-written", ("store",)),
+    "F24": ("number-format", ("read-kernel",)),
+    "F25": ("kernel-numerics", ("read-kernel",)),
+    "F26": ("invalid-top-k", ("top-k",)),
+    "F27": ("wrong-top-k", ("top-k",)),
+    "F28": ("metadata-mix-up", ("completion",)),
+    "F29": ("speculative-row-misuse", ("table", "destination")),
+    "F30": ("wrong-store-bytes", ("store",)),
+    "F31": ("lost-on-wire", ("wire",)),
 }
+
+#: Capture modes, from the one that keeps least (docs/options.md).
+MODES = ("digest", "pages", "full")
 
 #: Units that a copy may cut in the middle (the edges of what was written), so that they equal neither content.
 TORN_UNITS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What one classifier declares about the kind it finds; the tables of the docs come from it.
+
+    ``shows`` says what has to be seen for the kind to be named, ``certain`` what else for that claim. ``best`` is the
+    most that may be claimed in each capture mode, None where that mode does not keep what the kind needs; the judge
+    lowers a claim to it. ``rivals`` are (code, the observation that tells it apart).
+    """
+
+    code: str
+    shows: str
+    certain: str
+    best: Mapping[str, Confidence | None]
+    rivals: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The kind as printed."""
+        return VOCABULARY[self.code][0]
+
+    @property
+    def stages(self) -> tuple[str, ...]:
+        """Stages at which it can show."""
+        return VOCABULARY[self.code][1]
+
+    def claim(self, mode: str, confidence: Confidence) -> Confidence:
+        """``confidence``, lowered to the best that ``mode`` allows."""
+        return lower(confidence, self.best.get(mode, "certain") or "possible")
+
+
+def claims(
+    *, digest: Confidence | None, pages: Confidence | None, full: Confidence | None = None
+) -> dict[str, Confidence | None]:
+    """``Kind.best``; ``full`` keeps no less than ``pages`` and claims the same unless said."""
+    return {"digest": digest, "pages": pages, "full": full or pages}
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,14 +10,22 @@ import numpy as np
 import numpy.typing as npt
 
 from replay.bisect import Case
-from replay.classify.base import Evidence, Explanation
+from replay.classify.base import Evidence, Explanation, Kind, claims
 from replay.classify.undelivered import look, still_old
 from replay.verdict import Confidence, RunnerUp
 
 Bool = npt.NDArray[np.bool_]
 
+KIND = Kind(
+    code="F01",
+    shows="no descriptor of the request touches the buffer, others are written",
+    certain="the sender's descriptors are all recorded, the old bytes are still there",
+    best=claims(digest="certain", pages="certain"),
+    rivals=(("F02", "every page of the buffer is left out, not the last ones"),),
+)
 
-def explain(case: Case, evidence: Evidence, bad: Bool) -> Explanation | None:
+
+def explain(case: Case, evidence: Evidence, bad: Bool, stage: str) -> Explanation | None:
     """All of ``bad`` where the request's sends leave out the whole buffer."""
     found = look(case, evidence)
     if found is None or len(found.buffer) or len(found.leaving):

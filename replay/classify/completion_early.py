@@ -10,11 +10,29 @@ import numpy as np
 import numpy.typing as npt
 
 from replay.bisect import Case
-from replay.classify.base import TORN_UNITS, Evidence, Explanation, halves, span
+from replay.classify.base import TORN_UNITS, Evidence, Explanation, Kind, claims, halves, span
 from replay.units import units_of
 from replay.verdict import Confidence, RunnerUp
 
 Bool = npt.NDArray[np.bool_]
+
+KIND = Kind(
+    code="F09",
+    shows=(
+        "RC differs from the source, a later look (LT or a read) has the source's bytes in the "
+        "same rows; or the old bytes stay and success was told before the transfer's end"
+    ),
+    certain=(
+        "the old bytes were seen before (RC before); the edge by which success was told, with no "
+        "order that puts the transfer's end before it; no other transfer in flight names the "
+        "page; a read saw it torn"
+    ),
+    best=claims(digest="certain", pages="certain"),
+    rivals=(
+        ("F31", "a later look is complete: nothing was lost"),
+        ("F12", "part of the page had arrived"),
+    ),
+)
 
 _WORDS = {
     "proven": "success was told before the transfer was done, in the order of the sender",
@@ -22,7 +40,7 @@ _WORDS = {
 }
 
 
-def explain(case: Case, evidence: Evidence, bad: Bool) -> Explanation | None:
+def explain(case: Case, evidence: Evidence, bad: Bool, stage: str) -> Explanation | None:
     """Units of ``bad`` (RC differs from the source) that arrived later."""
     source = next((stage for stage in ("SE+", "SE", "ST") if case.has(stage)), "")
     if source == "":
@@ -76,7 +94,7 @@ def explain(case: Case, evidence: Evidence, bad: Bool) -> Explanation | None:
     )
 
 
-def overwrote(case: Case, evidence: Evidence, bad: Bool) -> Explanation | None:
+def overwrote(case: Case, evidence: Evidence, bad: Bool, stage: str) -> Explanation | None:
     """Units of ``bad`` (rows that the reading side appended) that the request's own late transfer wrote over.
 
     Pages travel whole. What arrives after reading has begun brings the source's bytes past the prompt as well.

@@ -10,13 +10,24 @@ import numpy as np
 import numpy.typing as npt
 
 from replay.bisect import Case
-from replay.classify.base import Evidence, Explanation, halves, span
+from replay.classify.base import Evidence, Explanation, Kind, claims, halves, span
 from replay.verdict import Confidence, RunnerUp
 
 Bool = npt.NDArray[np.bool_]
 
+KIND = Kind(
+    code="F13",
+    shows=(
+        "the sender learned of an error, and what the transfer should have brought is not there, "
+        "then or later"
+    ),
+    certain="the error is ordered before RC, the old bytes were seen before",
+    best=claims(digest="certain", pages="certain"),
+    rivals=(("F31", "the transfer did not report success"),),
+)
 
-def explain(case: Case, evidence: Evidence, bad: Bool) -> Explanation | None:
+
+def explain(case: Case, evidence: Evidence, bad: Bool, stage: str) -> Explanation | None:
     """Units of ``bad`` that a failed transfer of the request should have brought and that are still old later."""
     if not case.has("RC"):
         return None

@@ -11,8 +11,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from replay.classify.base import KINDS, Evidence, span
-from replay.findings import PageEvidence, byte_ranges, ranges
+from replay.classify.base import VOCABULARY, Evidence, Kind, claims, span
+from replay.findings import PageEvidence, byte_ranges, kind_name, ranges
 from replay.kernels.reference import TopKViolations, logits_reference
 from replay.recorded import ReadCase
 from replay.timeline import Timeline
@@ -20,6 +20,37 @@ from replay.verdict import Confidence, PageFinding
 
 Bool = npt.NDArray[np.bool_]
 F64 = npt.NDArray[np.float64]
+
+KIND = Kind(
+    code="F25",
+    shows="logits outside the bound on known bytes",
+    certain=(
+        "pages and table were the same before and after the kernel; no other layout, factor, page "
+        "or zero run gives the recorded logits"
+    ),
+    best=claims(digest=None, pages="certain"),
+    rivals=(
+        ("F07", "no other layout of the same bytes gives the recorded logits"),
+        ("F24", "no other number format gives them"),
+        ("F21", "the pages do not give zeros from some page id on"),
+    ),
+)
+
+INVALID_TOP_K = Kind(
+    code="F26",
+    shows="slots among the first min(length, k) that name no row",
+    certain="the logits are those recorded with it, and hold no NaN",
+    best=claims(digest=None, pages="certain"),
+    rivals=(("F27", "the slots name no row"),),
+)
+
+WRONG_TOP_K = Kind(
+    code="F27",
+    shows="valid rows below the k-th score",
+    certain="the logits are those recorded with it, and hold no NaN",
+    best=claims(digest=None, pages="certain"),
+    rivals=(("F26", "every slot names a row, once"),),
+)
 
 
 def explain(
@@ -137,9 +168,9 @@ def top_k(timeline: Timeline, case: ReadCase, broken: TopKViolations) -> PageEvi
     words = ", ".join(f"{len(slots)} {name}" for name, slots in parts.items() if len(slots))
     return PageEvidence(
         code=code,
-        kind=KINDS[code][0] if code in KINDS else "unclassified",
+        kind=kind_name(code),
         stage="top-k",
-        confidence="certain" if code in KINDS and broken.judged else "likely",
+        confidence="certain" if code in VOCABULARY and broken.judged else "likely",
         process=case.process,
         request=case.request,
         buffer=info.name,

@@ -13,13 +13,27 @@ import numpy as np
 import numpy.typing as npt
 
 from replay.bisect import Case
-from replay.classify.base import TORN_UNITS, Evidence, Explanation, halves, span
+from replay.classify.base import TORN_UNITS, Evidence, Explanation, Kind, claims, halves, span
 from replay.order import Moment
 from replay.units import units_of
 from replay.verdict import Confidence, Donor, RunnerUp
 
 Bool = npt.NDArray[np.bool_]
 I64 = npt.NDArray[np.int64]
+
+KIND = Kind(
+    code="F14",
+    shows="rows equal another request's source page whose descriptors name this page",
+    certain=(
+        "the page had been given back and given anew in this order, the foreign post is ordered "
+        "after its own announcement, an earlier look at the page lacks these rows"
+    ),
+    best=claims(digest="certain", pages="certain"),
+    rivals=(
+        ("F04", "the writer owned the page when its transfer was announced"),
+        ("F15", "the bytes are those of a foreign source page"),
+    ),
+)
 
 
 def explain(case: Case, evidence: Evidence, bad: Bool, stage: str) -> Explanation | None:

@@ -10,14 +10,25 @@ import numpy as np
 import numpy.typing as npt
 
 from replay.bisect import Case
-from replay.classify.base import Evidence, Explanation
+from replay.classify.base import Evidence, Explanation, Kind, claims
 from replay.classify.undelivered import look, still_old
 from replay.verdict import Confidence, RunnerUp
 
 Bool = npt.NDArray[np.bool_]
 
+KIND = Kind(
+    code="F02",
+    shows="the first pages are brought, none from some page on",
+    certain=(
+        "the sender's descriptors are all recorded, the old bytes are still there, the allocation "
+        "of every page is known"
+    ),
+    best=claims(digest="certain", pages="certain"),
+    rivals=(("F01", "the first pages of the same buffer were sent"),),
+)
 
-def explain(case: Case, evidence: Evidence, bad: Bool) -> Explanation | None:
+
+def explain(case: Case, evidence: Evidence, bad: Bool, stage: str) -> Explanation | None:
     """All of ``bad`` where the request's page list ends before this page."""
     found = look(case, evidence)
     if found is None or len(found.here) or len(found.leaving) or not len(found.buffer):

@@ -10,15 +10,26 @@ import numpy as np
 import numpy.typing as npt
 
 from replay.bisect import Case
-from replay.classify.base import Evidence, Explanation, halves, span
+from replay.classify.base import Evidence, Explanation, Kind, claims, halves, span
 from replay.verdict import Confidence, RunnerUp
 
 Bool = npt.NDArray[np.bool_]
 
+KIND = Kind(
+    code="F31",
+    shows="a stable source, right descriptors, RC and LT alike wrong",
+    certain="no other transfer names the page; sends, stores and announcements all recorded",
+    best=claims(digest="certain", pages="certain"),
+    rivals=(
+        ("F09", "the later look shows the same wrong bytes: nothing arrived late"),
+        ("F10", "the source was the same before the post and after completion"),
+    ),
+)
 
-def explain(case: Case, evidence: Evidence, bad: Bool, delivered: bool) -> Explanation | None:
+
+def explain(case: Case, evidence: Evidence, bad: Bool, stage: str) -> Explanation | None:
     """Units of ``bad`` (RC differs from a stable source) that never came."""
-    if not delivered or not case.has("SE", "SE+", "RC", "LT"):
+    if case.delivery != "right" or not case.has("SE", "SE+", "RC", "LT"):
         return None
     stable = bad & case.same("SE", "SE+") & case.same("RC", "LT")
     if not stable.any() or not bool((stable == bad).all()):

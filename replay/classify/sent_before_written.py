@@ -13,13 +13,27 @@ import numpy as np
 import numpy.typing as npt
 
 from replay.bisect import Case
-from replay.classify.base import TORN_UNITS, Evidence, Explanation, halves, span
+from replay.classify.base import TORN_UNITS, Evidence, Explanation, Kind, claims, halves, span
 from replay.verdict import Confidence, RunnerUp
 
 Bool = npt.NDArray[np.bool_]
 
+KIND = Kind(
+    code="F10",
+    shows=("SE lacks rows in values and scales alike, ST has them later, the destination got the old rows"),
+    certain=(
+        'the store is ordered after SE, or the question at the post answered "not finished"; all '
+        "stores and allocations of the sender recorded"
+    ),
+    best=claims(digest="certain", pages="certain"),
+    rivals=(
+        ("F11", "no other request stored to the page between its store and the post"),
+        ("F31", "no byte is foreign to both states of the source"),
+    ),
+)
 
-def explain(case: Case, evidence: Evidence, bad: Bool) -> Explanation | None:
+
+def explain(case: Case, evidence: Evidence, bad: Bool, stage: str) -> Explanation | None:
     """Units of ``bad`` (source and its finished store differ, and the wrong bytes arrived) sent too early."""
     if not case.has("SE", "ST"):
         return None
@@ -66,7 +80,7 @@ def explain(case: Case, evidence: Evidence, bad: Bool) -> Explanation | None:
     )
 
 
-def torn(case: Case, evidence: Evidence, bad: Bool) -> Explanation | None:
+def torn(case: Case, evidence: Evidence, bad: Bool, stage: str) -> Explanation | None:
     """Units of ``bad`` (RC is neither the source before nor the finished store) that were read while being written.
 
     The wire read a row in the middle of its store: some of its bytes are old, the others new.

@@ -11,11 +11,24 @@ import numpy as np
 import numpy.typing as npt
 
 from replay.bisect import Case
-from replay.classify.base import Evidence, Explanation, halves, span
+from replay.classify.base import Evidence, Explanation, Kind, claims, halves, span
 from replay.units import units_of
 from replay.verdict import Confidence, Donor, RunnerUp
 
 Bool = npt.NDArray[np.bool_]
+
+KIND = Kind(
+    code="F11",
+    shows=(
+        "the source, or what arrived of it, equals what another request stored to the same source page later"
+    ),
+    certain=(
+        "the page's own store and the two allocations are in this order; all stores and "
+        "allocations of the sender recorded"
+    ),
+    best=claims(digest="certain", pages="certain"),
+    rivals=(("F10", "the rows are those of a later store, not older ones"),),
+)
 
 
 def explain(case: Case, evidence: Evidence, bad: Bool, stage: str) -> Explanation | None:

@@ -7,11 +7,19 @@ their owners' own.
 
 from __future__ import annotations
 
-from replay.classify.base import Evidence
+from replay.classify.base import Evidence, Kind, claims
 from replay.findings import PageEvidence
 from replay.tables import TableCase
 from replay.timeline import Timeline
 from replay.verdict import Confidence, Donor, PageFinding
+
+KIND = Kind(
+    code="F18",
+    shows="entries differ from the allocator's record",
+    certain="the allocation is ordered before the read, and every foreign page has a known owner",
+    best=claims(digest="certain", pages="certain"),
+    rivals=(("F14", "the bytes of the pages named are their owners' own"),),
+)
 
 
 def explain(timeline: Timeline, evidence: Evidence, case: TableCase) -> list[PageEvidence]:

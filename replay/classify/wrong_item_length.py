@@ -11,13 +11,24 @@ import numpy as np
 import numpy.typing as npt
 
 from replay.bisect import Case
-from replay.classify.base import Evidence, Explanation, halves, span
+from replay.classify.base import Evidence, Explanation, Kind, claims, halves, span
 from replay.verdict import Confidence, RunnerUp
 
 Bool = npt.NDArray[np.bool_]
 
+KIND = Kind(
+    code="F03",
+    shows=(
+        "descriptors of another length or pitch than the page has; every differing row is one "
+        "they do not bring"
+    ),
+    certain="the sender's descriptors are all recorded; nothing is left unexplained",
+    best=claims(digest="certain", pages="certain"),
+    rivals=(("F06", "the item lengths themselves disagree with the page size"),),
+)
 
-def explain(case: Case, evidence: Evidence, bad: Bool) -> Explanation | None:
+
+def explain(case: Case, evidence: Evidence, bad: Bool, stage: str) -> Explanation | None:
     """Units of ``bad`` (RC differs from the source) that the request's descriptors do not bring."""
     descriptors, timeline = evidence.descriptors, case.timeline
     source_stage = "SE" if case.has("SE") else "SE+"

@@ -10,15 +10,23 @@ import numpy as np
 import numpy.typing as npt
 
 from replay.bisect import Case
-from replay.classify.base import Evidence, Explanation
+from replay.classify.base import Evidence, Explanation, Kind, claims
 from replay.classify.undelivered import look
 from replay.units import units_of
 from replay.verdict import Confidence, Donor, RunnerUp
 
 Bool = npt.NDArray[np.bool_]
 
+KIND = Kind(
+    code="F05",
+    shows="a descriptor brings the same page of another layer, and the bytes are that layer's",
+    certain="nothing is left unexplained",
+    best=claims(digest="certain", pages="certain"),
+    rivals=(("F04", "the page id is right, the buffer is not"),),
+)
 
-def explain(case: Case, evidence: Evidence, bad: Bool) -> Explanation | None:
+
+def explain(case: Case, evidence: Evidence, bad: Bool, stage: str) -> Explanation | None:
     """Units of ``bad`` that are those of the same logical page of another layer, as the descriptors say."""
     found = look(case, evidence)
     if found is None or len(found.here) != 1:

@@ -10,14 +10,28 @@ import numpy as np
 import numpy.typing as npt
 
 from replay.bisect import Case
-from replay.classify.base import Evidence, Explanation
+from replay.classify.base import Evidence, Explanation, Kind, claims
 from replay.classify.undelivered import look, still_old
 from replay.verdict import Confidence, RunnerUp
 
 Bool = npt.NDArray[np.bool_]
 
+KIND = Kind(
+    code="F04",
+    shows="the source page was carried whole to a page that the request was never given",
+    certain=(
+        "the sender's descriptors and the receiver's allocations are all recorded, the old bytes "
+        "are still there"
+    ),
+    best=claims(digest="certain", pages="certain"),
+    rivals=(
+        ("F02", "the source page was sent, to another page"),
+        ("F14", "the writer never owned the page"),
+    ),
+)
 
-def explain(case: Case, evidence: Evidence, bad: Bool) -> Explanation | None:
+
+def explain(case: Case, evidence: Evidence, bad: Bool, stage: str) -> Explanation | None:
     """All of ``bad`` where the page's own bytes went to a page that is not the request's."""
     found = look(case, evidence)
     if found is None or len(found.here) or not len(found.leaving):

@@ -9,12 +9,25 @@ from __future__ import annotations
 
 import numpy as np
 
-from replay.classify.base import Evidence, span
+from replay.classify.base import Evidence, Kind, claims, span
 from replay.findings import PageEvidence, byte_ranges, ranges
 from replay.kernels.reference import StoreCheck, check_store
 from replay.recorded import StoreCase
 from replay.timeline import Timeline
 from replay.verdict import Confidence, PageFinding
+
+KIND = Kind(
+    code="F30",
+    shows="codes or scales that no right store makes of the recorded inputs",
+    certain=(
+        "the look is ordered after the store; the row is not right for another row's inputs and is not old"
+    ),
+    best=claims(digest=None, pages="certain"),
+    rivals=(
+        ("F10", "the rows are not what was there before the store"),
+        ("F20", "the rows are not right for another row's inputs"),
+    ),
+)
 
 #: Wrong rows whose bytes are tried against every other row's inputs.
 TRIED_ROWS = 4

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 from pathlib import Path
 
 import pytest
 
 from replay import cli
+from replay.classify import registry
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(
@@ -39,3 +41,24 @@ def test_the_readme_names_every_exit_code_as_the_help_does(capsys: pytest.Captur
     text = (ROOT / "README.md").read_text()
     section = text[text.index("## Exit codes") : text.index("## What a verdict claims")]
     assert re.findall(r"(?:^|· )(\d+) ", section, re.MULTILINE) == codes
+
+
+def test_the_parts_made_from_code_are_fresh() -> None:
+    spec = importlib.util.spec_from_file_location("generate_docs", ROOT / "docs/generate.py")
+    assert spec is not None
+    assert spec.loader is not None
+    generate = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(generate)
+
+    stale = [path.name for path, text in generate.pages().items() if path.read_text() != text]
+    assert stale == [], "run 'make docs'"
+
+
+def test_every_classifier_of_the_package_is_declared() -> None:
+    modules = {
+        path.stem for path in (ROOT / "replay/classify").glob("*.py") if "\nKIND = Kind(" in path.read_text()
+    }
+    declared = {kind.name.replace("-", "_") for kind in registry.NAMED.values()}
+
+    assert len(registry.NAMED) >= len(modules)
+    assert modules <= declared

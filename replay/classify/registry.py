@@ -1,0 +1,65 @@
+"""Every kind that this version can name, as its classifier declares it."""
+
+from __future__ import annotations
+
+from replay.classify import (
+    buffer_missing,
+    completion_early,
+    failed_transfer_used,
+    kernel_numerics,
+    late_foreign_write,
+    list_too_short,
+    lost_on_wire,
+    sent_before_written,
+    source_overwritten,
+    torn_block_table,
+    wrong_item_length,
+    wrong_layer_pairing,
+    wrong_page_id_space,
+    wrong_store_bytes,
+)
+from replay.classify.base import MODES, VOCABULARY, Kind
+
+_DECLARED = (
+    buffer_missing.KIND,
+    list_too_short.KIND,
+    wrong_item_length.KIND,
+    wrong_page_id_space.KIND,
+    wrong_layer_pairing.KIND,
+    completion_early.KIND,
+    sent_before_written.KIND,
+    source_overwritten.KIND,
+    failed_transfer_used.KIND,
+    late_foreign_write.KIND,
+    torn_block_table.KIND,
+    kernel_numerics.KIND,
+    kernel_numerics.INVALID_TOP_K,
+    kernel_numerics.WRONG_TOP_K,
+    wrong_store_bytes.KIND,
+    lost_on_wire.KIND,
+)
+
+#: Code -> declaration, in the order of the codes.
+NAMED: dict[str, Kind] = {kind.code: kind for kind in sorted(_DECLARED, key=lambda kind: kind.code)}
+
+
+def markdown() -> str:
+    """The table kind x mode -> best claim, with what each claim asks for, as docs/verdicts.md has it."""
+    lines = [
+        "| code | evidence of the kind | `certain` also asks for | best claim: "
+        + " | ".join(f"`{mode}`" for mode in MODES)
+        + " |",
+        "|---|---|---|" + "---|" * len(MODES),
+    ]
+    for code, (name, stages) in VOCABULARY.items():
+        kind = NAMED.get(code)
+        if kind is None:
+            lines.append(
+                f"| {code} `{name}` | not named by this version: `unclassified` at {', '.join(stages)} | "
+                + " | ".join("" for _ in range(len(MODES) + 1))
+                + " |"
+            )
+            continue
+        best = " | ".join(kind.best[mode] or "not named" for mode in MODES)
+        lines.append(f"| {code} `{name}` | {kind.shows} | {kind.certain} | {best} |")
+    return "\n".join(lines) + "\n"
