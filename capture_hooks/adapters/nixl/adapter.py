@@ -1,35 +1,30 @@
-"""NIXL at the wire level: what an agent registers, posts and learns, whatever engine drives it.
-
-``install(recorder)`` wraps methods of ``nixl_agent``; ``uninstall()`` puts the very same functions back. The
-engine need not be known: a :class:`~capture_hooks.events.Send` has the descriptors of both sides in bytes, from
-plain lists and from prepared ones, and ``moved`` says with the map of a process which pages those are. An
-engine's hook further up may tell which request is worked on (``Recorder.about``); these keywords of it go into
-the Send: ``written`` (a number, or a function that is asked just before the post), ``awaited``, ``logical``,
-``pages``, ``destination_pages``, ``item_lengths``.
-
-Nothing is waited for and nothing is raised into the engine.
-"""
+"""The hooks on ``nixl_agent``."""
 
 from __future__ import annotations
 
 import functools
 import itertools
-import threading
 from collections import Counter
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
-import xxhash
 
-from capture_hooks.events import Order, Registration, Send, TransferState
+from capture_hooks.adapters.nixl.lists import (
+    NONE,
+    U64,
+    Prepared,
+    chosen,
+    descriptors,
+    entries,
+    memory_of,
+)
+from capture_hooks.adapters.nixl.notifications import Notifications, agent_name, payload, payloads, text
+from capture_hooks.events import Registration, Send, TransferState
 from capture_hooks.hooktable import About
 from capture_hooks.recorder import Recorder
-from capture_hooks.regions import Pieces, Regions
 
-U64 = npt.NDArray[np.uint64]
 Method = Callable[..., Any]
 
 #: Methods that are wrapped: what their hook covers.
@@ -66,24 +61,6 @@ class Post:
     state: str = ""
 
 
-@dataclass(eq=False, slots=True)
-class _Prepared:
-    """A prepared descriptor list: its agent ("" = the initiator) and its addresses and lengths."""
-
-    agent: str
-    descriptors: U64
-
-
-@dataclass(eq=False, slots=True)
-class _Notes:
-    """How often each message was seen in each direction, so that equal messages get different keys."""
-
-    sent: Counter[tuple[str, str, bytes]] = field(default_factory=Counter)
-    seen: Counter[tuple[str, str, bytes]] = field(default_factory=Counter)
-    kept: dict[int, Counter[tuple[str, bytes]]] = field(default_factory=dict)
-    lock: threading.Lock = field(default_factory=threading.Lock)
-
-
 class NixlAdapter:
     """The hooks on one ``nixl_agent`` class.
 
@@ -99,9 +76,9 @@ class NixlAdapter:
         self._originals: dict[str, Method] = {}
         self._wrappers: dict[str, Method] = {}
         self._ids = itertools.count()
-        self._prepared: dict[int, _Prepared] = {}
+        self._prepared: dict[int, Prepared] = {}
         self._planned: dict[int, Post] = {}  # by handle; also those on their way
-        self._notes = _Notes()
+        self._notes = Notifications(recorder)
         self._off = False
 
     # -- wrapping --------------------------------------------------------------------------------------------
@@ -161,9 +138,9 @@ class NixlAdapter:
         found = original(agent, *args, **keywords)
         with self.recorder.guard("nixl.register_memory"):
             named = _argument(1, "mem_type", None, args, keywords)
-            for address, length, device in _entries(found):
-                memory = _memory_of(found) or str(named or "DRAM")
-                self.recorder.emit(Registration(_name(agent), address, length, device, memory))
+            for address, length, device in entries(found):
+                memory = memory_of(found) or str(named or "DRAM")
+                self.recorder.emit(Registration(agent_name(agent), address, length, device, memory))
         return found
 
     def _prepare(self, original: Method, agent: Any, *args: Any, **keywords: Any) -> Any:
@@ -171,7 +148,7 @@ class NixlAdapter:
         with self.recorder.guard("nixl.prep_xfer_dlist"):
             side = str(_argument(0, "agent_name", "", args, keywords))
             given = _argument(1, "xfer_list", None, args, keywords)
-            self._prepared[_key(handle)] = _Prepared(side, descriptors(given))
+            self._prepared[_key(handle)] = Prepared(side, descriptors(given))
         return handle
 
     def _initialize(self, original: Method, agent: Any, *args: Any, **keywords: Any) -> Any:
@@ -179,12 +156,12 @@ class NixlAdapter:
         with self.recorder.guard("nixl.initialize_xfer"):
             take = functools.partial(_argument, args=args, keywords=keywords)
             self._planned[_key(handle)] = Post(
-                _name(agent),
-                _text(take(3, "remote_agent", "")),
+                agent_name(agent),
+                text(take(3, "remote_agent", "")),
                 str(take(0, "operation", "WRITE")),
                 descriptors(take(1, "local_descs", None)),
                 descriptors(take(2, "remote_descs", None)),
-                _message(take(4, "notif_msg", b"")),
+                payload(take(4, "notif_msg", b"")),
             )
         return handle
 
@@ -195,12 +172,12 @@ class NixlAdapter:
             local = self._prepared.get(_key(take(1, "local_xfer_side", None)))
             remote = self._prepared.get(_key(take(3, "remote_xfer_side", None)))
             self._planned[_key(handle)] = Post(
-                _name(agent),
-                "" if remote is None or remote.agent in _INITIATOR else _text(remote.agent),
+                agent_name(agent),
+                "" if remote is None or remote.agent in _INITIATOR else text(remote.agent),
                 str(take(0, "operation", "WRITE")),
-                _chosen(local, take(2, "local_indices", ())),
-                _chosen(remote, take(4, "remote_indices", ())),
-                _message(take(5, "notif_msg", b"")),
+                chosen(local, take(2, "local_indices", ())),
+                chosen(remote, take(4, "remote_indices", ())),
+                payload(take(5, "notif_msg", b"")),
             )
             if local is None or remote is None:
                 self._incomplete("a list was prepared before capture began")
@@ -212,9 +189,9 @@ class NixlAdapter:
         post: Post | None = None
         with self.recorder.guard("nixl.transfer"):
             post = self._posting(agent, _argument(0, "handle", None, args, keywords))
-            message = _message(_argument(1, "notif_msg", b"", args, keywords)) or post.notification
+            message = payload(_argument(1, "notif_msg", b"", args, keywords)) or post.notification
             if message:
-                self._tail(post.agent, post.peer, message)
+                self._notes.tail(post.agent, post.peer, message)
         try:
             status = original(agent, *args, **keywords)
         except BaseException as error:
@@ -230,7 +207,7 @@ class NixlAdapter:
         key = _key(handle)
         plan = self._planned.get(key)
         if plan is None:  # made before capture began
-            plan = Post(_name(agent), "", "WRITE", _NONE, _NONE)
+            plan = Post(agent_name(agent), "", "WRITE", NONE, NONE)
             self._incomplete("a handle was made before capture began")
         about = self.recorder.current()
         post = Post(
@@ -317,60 +294,38 @@ class NixlAdapter:
 
     # -- notifications ---------------------------------------------------------------------------------------
 
-    def _tail(self, sender: str, receiver: str, message: bytes) -> None:
-        key = sender, receiver, message
-        with self._notes.lock:
-            self._notes.sent[key] += 1
-            count = self._notes.sent[key]
-        self.recorder.emit(Order("notify", _order_key(*key, count), "tail"))
-
-    def _heads(self, agent: Any, messages: Iterable[tuple[str, bytes]]) -> None:
-        receiver = _name(agent)
-        for sender, message in messages:
-            key = sender, receiver, message
-            with self._notes.lock:
-                self._notes.seen[key] += 1
-                count = self._notes.seen[key]
-            self.recorder.emit(Order("notify", _order_key(*key, count), "head"))
-
     def _send_notif(self, original: Method, agent: Any, *args: Any, **keywords: Any) -> Any:
         with self.recorder.guard("nixl.send_notif"):
-            peer = _text(_argument(0, "remote_agent_name", "", args, keywords))
-            self._tail(_name(agent), peer, _message(_argument(1, "notif_msg", b"", args, keywords)))
+            peer = text(_argument(0, "remote_agent_name", "", args, keywords))
+            self._notes.tail(agent_name(agent), peer, payload(_argument(1, "notif_msg", b"", args, keywords)))
         return original(agent, *args, **keywords)
 
     def _new_notifs(self, original: Method, agent: Any, *args: Any, **keywords: Any) -> Any:
         found = original(agent, *args, **keywords)
         if found:
             with self.recorder.guard("nixl.get_new_notifs"):
-                self._heads(agent, _messages(found))
+                self._notes.heads(agent, payloads(found))
         return found
 
     def _update_notifs(self, original: Method, agent: Any, *args: Any, **keywords: Any) -> Any:
         found = original(agent, *args, **keywords)
         if found:
             with self.recorder.guard("nixl.update_notifs"):
-                self._since_last_look(agent, Counter(_messages(found)))
+                self._notes.look(agent, Counter(payloads(found)))
         return found
 
     def _remote_done(self, original: Method, agent: Any, *args: Any, **keywords: Any) -> Any:
         found = original(agent, *args, **keywords)
         with self.recorder.guard("nixl.check_remote_xfer_done"):
-            left = Counter(_messages(getattr(agent, "notifs", None) or {}))
-            known = self._notes.kept.get(id(agent), Counter())
-            peer = _text(_argument(0, "remote_agent_name", "", args, keywords))
-            tag = _message(_argument(1, "lookup_tag", b"", args, keywords))
+            left = Counter(payloads(getattr(agent, "notifs", None) or {}))
+            known = self._notes.held(agent)
+            peer = text(_argument(0, "remote_agent_name", "", args, keywords))
+            tag = payload(_argument(1, "lookup_tag", b"", args, keywords))
             if found and not any(sender == peer and tag in message for sender, message in known - left):
                 # It came and went within the call: all that is known of it is what was looked for.
-                self._heads(agent, [(peer, tag)])
-            self._since_last_look(agent, left)
+                self._notes.heads(agent, [(peer, tag)])
+            self._notes.look(agent, left)
         return found
-
-    def _since_last_look(self, agent: Any, held: Counter[tuple[str, bytes]]) -> None:
-        """Heads for messages that the agent did not hold when it was looked at last."""
-        known = self._notes.kept.get(id(agent), Counter())
-        self._heads(agent, (held - known).elements())
-        self._notes.kept[id(agent)] = held
 
 
 def install(recorder: Recorder) -> NixlAdapter | None:
@@ -385,78 +340,6 @@ def install(recorder: Recorder) -> NixlAdapter | None:
     return None
 
 
-def moved(descriptors: U64, regions: Regions) -> Pieces:
-    """Which pages the descriptors ``uint64[n, 2]`` (address, length) of one side are, by that side's map."""
-    return regions.resolve_many(
-        np.ascontiguousarray(descriptors[:, 0]), np.ascontiguousarray(descriptors[:, 1])
-    )
-
-
-_NONE: U64 = np.zeros((0, 2), np.uint64)
-
-
-def descriptors(given: Any) -> U64:
-    """Addresses and lengths of any form of descriptor list that NIXL takes: ``uint64[n, 2]``.
-
-    Forms: ``nixlXferDList``, list of tuples (address, length, device), array ``[n, 3]``, strided array ``[n,
-    5]`` (address, length, device, stride, count), tensor, list of tensors.
-    """
-    if given is None:
-        return _NONE
-    if isinstance(given, np.ndarray):
-        table = given.astype(np.uint64, copy=False)
-        return _strided(table) if table.shape[1] == 5 else np.array(table[:, :2], np.uint64)
-    if hasattr(given, "descCount"):
-        return _from_list(given)
-    if hasattr(given, "data_ptr"):
-        given = [given]
-    rows = [
-        (item.data_ptr(), item.numel() * item.element_size()) if hasattr(item, "data_ptr") else item[:2]
-        for item in given
-    ]
-    return np.array(rows, np.uint64).reshape(-1, 2)
-
-
-def _strided(table: U64) -> U64:
-    counts = table[:, 4].astype(np.int64)
-    row = np.repeat(np.arange(len(table)), counts)
-    index = np.arange(len(row)) - np.repeat(np.cumsum(counts) - counts, counts)
-    address = table[row, 0] + index.astype(np.uint64) * table[row, 3]
-    return np.stack([address, table[row, 1]], axis=1)
-
-
-def _from_list(listed: Any) -> U64:
-    """A library's list. Its pickle state has the entries as one block, which is believed only where both ends
-    agree.
-    """
-    count = int(listed.descCount())
-    if count == 0:
-        return _NONE
-    if count > 8:
-        state = listed.__getstate__()
-        size = 24 * count
-        if isinstance(state, bytes) and len(state) > size and state[-1:] == b"|":
-            table = np.frombuffer(state, "<u8", 3 * count, len(state) - 1 - size).reshape(count, 3)
-            if all(tuple(table[i].tolist()) == tuple(listed[i]) for i in (0, count // 2, count - 1)):
-                return np.array(table[:, :2], np.uint64)
-    return np.array([listed[i][:2] for i in range(count)], np.uint64)
-
-
-def _entries(registered: Any) -> list[tuple[int, int, int]]:
-    return [tuple(map(int, registered[i][:3])) for i in range(int(registered.descCount()))]  # type: ignore[misc]
-
-
-def _memory_of(listed: Any) -> str:
-    name = getattr(listed.getType(), "name", "") if hasattr(listed, "getType") else ""
-    return str(name).removesuffix("_SEG")
-
-
-def _chosen(prepared: _Prepared | None, indices: Any) -> U64:
-    if prepared is None:
-        return _NONE
-    return prepared.descriptors[np.asarray(indices, np.int64)]
-
-
 def _argument(place: int, name: str, default: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
     """Argument ``name`` of a call, whether it was given by place or by name."""
     return args[place] if place < len(args) else keywords.get(name, default)
@@ -468,27 +351,3 @@ def _hook(name: str) -> str:
 
 def _key(handle: Any) -> int:
     return int(getattr(handle, "_handle", 0) or id(handle))
-
-
-def _name(agent: Any) -> str:
-    return _text(getattr(agent, "name", ""))
-
-
-def _text(name: Any) -> str:
-    return name.decode("utf-8", "replace") if isinstance(name, bytes) else str(name)
-
-
-def _message(given: Any) -> bytes:
-    return given.encode() if isinstance(given, str) else bytes(given)
-
-
-def _messages(found: dict[Any, list[Any]]) -> list[tuple[str, bytes]]:
-    return [(_text(sender), _message(message)) for sender, messages in found.items() for message in messages]
-
-
-def _order_key(sender: str, receiver: str, message: bytes, count: int) -> str:
-    """One key for both ends. Messages are an engine's own and may hold anything, so only a digest of it is
-    kept.
-    """
-    name = b"\0".join([sender.encode(), receiver.encode(), message])
-    return f"{xxhash.xxh3_64_hexdigest(name)}.{count}"
