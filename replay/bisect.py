@@ -19,7 +19,8 @@ from capture_hooks.layouts import Layout
 from replay.appended import own_units
 from replay.cells import Cells, build_cells
 from replay.order import Moment
-from replay.timeline import BufferInfo, Timeline
+from replay.page_columns import BufferInfo
+from replay.timeline import Timeline
 from replay.units import units_of
 
 I64 = npt.NDArray[np.int64]

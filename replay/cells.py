@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from replay.timeline import MAX_LOGICAL, Timeline
+from replay.page_columns import MAX_LOGICAL
+from replay.timeline import Timeline
 
 I64 = npt.NDArray[np.int64]
 Bool = npt.NDArray[np.bool_]

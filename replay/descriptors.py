@@ -17,7 +17,8 @@ from capture_hooks.regions import Pieces as Resolved
 from capture_hooks.regions import Regions
 from replay.cells import Cells
 from replay.order import Moment
-from replay.timeline import PLACE, Timeline, place
+from replay.page_columns import PLACE, place
+from replay.timeline import Timeline
 from replay.trace.errors import reading
 
 I64 = npt.NDArray[np.int64]

@@ -8,121 +8,21 @@ integers, so that the ladder compares whole columns and looks at single pages on
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from capture_hooks.layouts import LAYOUTS, Layout
+from capture_hooks.layouts import LAYOUTS
 from replay.order import HappensBefore, Moment, line_numbers, moment
+from replay.page_columns import I64, MAX_LOGICAL, PLACE, BufferInfo, PageEvents, PageSnapshots
 from replay.trace.errors import DAMAGED, TraceError
 
 if TYPE_CHECKING:
     from replay.trace.reader import Trace
 
-I64 = npt.NDArray[np.int64]
 Bool = npt.NDArray[np.bool_]
-
-#: Logical page numbers and ids beyond this are refused: they would overflow the cell keys.
-MAX_LOGICAL = 1 << 22
-
-#: Buffers and pages are joined to one number, ``buffer * PLACE + page``.
-PLACE = 1 << 40
-
-
-def place(buffer: I64, page: I64) -> I64:
-    """One number for each (buffer, page); a page outside ``0 .. PLACE - 1`` gets -1, which matches nothing."""
-    return np.where((buffer >= 0) & (page >= 0) & (page < PLACE), buffer * PLACE + page, -1)
-
-
-@dataclass(frozen=True, slots=True)
-class BufferInfo:
-    """One buffer of one process. ``number`` is its row in :attr:`Timeline.buffers`."""
-
-    number: int
-    process: int
-    buffer: int
-    name: str
-    layer: int
-    layout: Layout
-    address: int
-    pages: int
-    pitch: int
-    item_length: int
-    tokens_per_row: int
-
-
-@dataclass(frozen=True, slots=True)
-class PageSnapshots:
-    """Flat columns, one row a page snapshot (``event`` is the row of the snapshot table)."""
-
-    event: I64
-    stage: npt.NDArray[np.object_]  #: of the event table; index it with ``event``
-    moment: npt.NDArray[np.object_]
-    process: I64
-    buffer: I64  #: number in ``Timeline.buffers``, -1 where unknown
-    request: I64  #: number in ``Timeline.requests``, -1 where unknown
-    logical: I64
-    page: I64
-    content: I64
-    transfer: I64
-    step: I64
-    rows: I64
-    begin_seq: I64
-    seq: I64
-    line: I64
-    slot: I64  #: (layer, name) number, -1 where the buffer is unknown
-    indexes: dict[str, tuple[I64, I64]] = field(default_factory=dict, repr=False)
-
-    def where(self, stage: str, moment: str | None = None) -> I64:
-        """Rows of one stage, and of one moment of it where given."""
-        chosen = self.stage == stage
-        if moment is not None:
-            chosen &= self.moment == moment
-        return np.flatnonzero(chosen[self.event])
-
-    def index(self, stage: str) -> tuple[I64, I64]:
-        """(places in ascending order, rows) of a stage's snapshots, for :meth:`at_place`."""
-        if stage not in self.indexes:
-            rows = self.where(stage)
-            rows = rows[np.lexsort((self.seq[rows], place(self.buffer[rows], self.page[rows])))]
-            self.indexes[stage] = (place(self.buffer[rows], self.page[rows]), rows)
-        return self.indexes[stage]
-
-    def at_place(self, stage: str, buffer: int, page: int) -> I64:
-        """Rows of a stage's snapshots of one physical page, in sequence."""
-        places, rows = self.index(stage)
-        wanted = buffer * PLACE + page
-        low, high = np.searchsorted(places, [wanted, wanted + 1])
-        return rows[low:high]
-
-    def moment_of(self, row: int) -> Moment:
-        """The interval of one page snapshot."""
-        return Moment(
-            int(self.process[row]), int(self.line[row]), int(self.begin_seq[row]), int(self.seq[row])
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class PageEvents:
-    """Flat columns of alloc or free, one row a page."""
-
-    event: I64
-    process: I64
-    request: I64
-    logical: I64  #: -1 for frees
-    page: I64
-    begin_seq: I64
-    seq: I64
-    line: I64
-
-    def moment_of(self, row: int) -> Moment:
-        """The interval of one row."""
-        return Moment(
-            int(self.process[row]), int(self.line[row]), int(self.begin_seq[row]), int(self.seq[row])
-        )
 
 
 class Timeline:
