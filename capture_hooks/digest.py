@@ -18,15 +18,11 @@ These are checks against accidents, not against somebody who builds collisions o
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from capture_hooks.layouts import Layout
-
-if TYPE_CHECKING:
-    import torch
 
 U8 = npt.NDArray[np.uint8]
 U32 = npt.NDArray[np.uint32]
@@ -99,20 +95,6 @@ def page_digests(row_values: U64, row_scales: U32) -> U64:
             _mix(part, free)
             found[first : first + block, half] = total + part.sum(axis=1, dtype=np.uint64)
     return found
-
-
-def digest_pages_triton(
-    layout: Layout, pages: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The same digests from a device tensor, in stream order and without a synchronisation.
-
-    ``pages`` is ``uint8[n, page_bytes]``, 8-byte aligned, its rows any multiple of 8 bytes apart. Returns
-    ``(digests int64[n, 2], row_values int64[n, R], row_scales int32[n, R])`` on the same device; seen as unsigned they
-    equal :func:`digest_pages` bit for bit. Raises ``ValueError`` for another shape, dtype or alignment.
-    """
-    from capture_hooks.digest_triton import digest_pages_triton as run
-
-    return run(layout, pages)
 
 
 def _mix(words: U64, spare: U64) -> None:

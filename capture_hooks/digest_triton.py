@@ -76,7 +76,13 @@ def _digest_kernel(  # type: ignore[no-untyped-def]
 def digest_pages_triton(
     layout: Layout, pages: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """See :func:`capture_hooks.digest.digest_pages_triton`."""
+    """The digests of :func:`capture_hooks.digest.digest_pages` from a device tensor, in stream order and without a
+    synchronisation.
+
+    ``pages`` is ``uint8[n, page_bytes]``, 8-byte aligned, its rows any multiple of 8 bytes apart. Returns
+    ``(digests int64[n, 2], row_values int64[n, R], row_scales int32[n, R])`` on the same device; seen as unsigned they
+    equal the numpy twin's bit for bit. Raises ``ValueError`` for another shape, dtype or alignment.
+    """
     rows, width = layout.rows, layout.value_bytes // 8
     if pages.dtype != torch.uint8 or pages.dim() != 2 or pages.shape[1] != layout.page_bytes:
         raise ValueError(

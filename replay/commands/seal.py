@@ -33,8 +33,9 @@ def command(journals: tuple[Path, ...], out: Path | None, force: bool) -> int:
     FOLDER` does this by itself; the command is for keeping or sending a capture.
     """
     from replay.trace.errors import TraceError
+    from replay.trace.file import TRACE_SUFFIX
     from replay.trace.seal import seal
-    from replay.trace.sources import JOURNAL_SUFFIX, TRACE_SUFFIX
+    from replay.trace.sources import JOURNAL_SUFFIX
 
     chosen: list[Path] = []
     for path in journals:

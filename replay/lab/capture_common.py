@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -14,11 +14,9 @@ from capture_hooks.recorder import Recorder
 from capture_hooks.taps.host import snapshot
 from replay.lab import model
 from replay.lab.config import TOKENS_PER_ROW
+from replay.lab.hooks import Hooks
 from replay.lab.pool import PageAllocator, PagedPool, StoreBatch
 from replay.lab.stream import Event, Stream
-
-if TYPE_CHECKING:
-    from replay.lab.capture import Hooks
 
 #: The one set of store constants that the lab has.
 PARAMS = 0

@@ -6,7 +6,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -14,11 +14,9 @@ from capture_hooks.events import I64, Read, Receive, Request, TransferState
 from capture_hooks.recorder import Recorder
 from replay.lab.capture_common import CommonHooks
 from replay.lab.decode import DecodeEngine
+from replay.lab.hooks import Hooks
 from replay.lab.pool import ReadBatch, ReadResult, StoreBatch
 from replay.lab.replies import Sequence, Step
-
-if TYPE_CHECKING:
-    from replay.lab.capture import Hooks
 
 #: The top-k is seen by the hook on the read.
 _TOP_K = "lab.DecodeEngine.read top-k"

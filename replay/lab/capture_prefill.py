@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from capture_hooks.adapters.nixl import NixlAdapter, Post
 from capture_hooks.events import I64, Request
@@ -12,15 +12,13 @@ from capture_hooks.recorder import Recorder
 from replay.lab.capture_common import CommonHooks
 from replay.lab.capture_wire import TcpHooks
 from replay.lab.config import rows_for
+from replay.lab.hooks import Hooks
 from replay.lab.nixl_transport import NixlTransport
 from replay.lab.prefill import PrefillEngine
 from replay.lab.prompts import Chunk, Sequence
 from replay.lab.sender import Sender
 from replay.lab.tcp_transport import TcpTransport
 from replay.lab.transport import Slice, Transfer, Transport
-
-if TYPE_CHECKING:
-    from replay.lab.capture import Hooks
 
 
 class PrefillHooks(CommonHooks):

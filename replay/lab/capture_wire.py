@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from capture_hooks.adapters.nixl import Post
 from capture_hooks.events import Registration, Send, TransferState
 from capture_hooks.recorder import Recorder
+from replay.lab.hooks import Hooks
 from replay.lab.tcp_transport import TcpTransport
 from replay.lab.transport import Slice, Transfer
-
-if TYPE_CHECKING:
-    from replay.lab.capture import Hooks
 
 
 class TcpHooks:

@@ -26,7 +26,8 @@ from replay.lab.kernels import TILE_ROWS
 from replay.lab.pool import DUMMY_PAGE, PageAllocator, PagedPool, ReadBatch, ReadResult, StoreBatch
 from replay.lab.replies import Sequence, Step, appended, read_batch
 from replay.lab.stream import Stream
-from replay.lab.transport import Wire, create
+from replay.lab.transport import Wire
+from replay.lab.transports import create
 
 
 class DecodeEngine:
@@ -151,10 +152,6 @@ class DecodeEngine:
             sequence = self._sequences.get(body)
             if sequence is not None:
                 self.abort(sequence)
-        elif kind == "computed":
-            sequence = self._sequences.get((body["room"], body["attempt"]))
-            if sequence is not None:
-                sequence.computed = True
         elif kind == "status":
             sequence = self._sequences.get((body["room"], body["attempt"]))
             if sequence is not None and sequence.state == "announced":
@@ -355,14 +352,3 @@ class DecodeEngine:
                 self.audit.note("table", sequence.room, batch.layer, step.number)
             if self.policy.read == "tiled" and (not self.layout.scale_bytes or batch.rows[i] > TILE_ROWS):
                 self.audit.note("kernel", sequence.room)
-
-
-def main() -> int:
-    """Run one decode process; the runner starts it."""
-    from replay.lab.process import run
-
-    return run("decode")
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -25,7 +25,8 @@ from replay.lab.pool import PageAllocator, PagedPool, StoreBatch, StorePart
 from replay.lab.prompts import Chunk, Sequence
 from replay.lab.sender import Sender
 from replay.lab.stream import Event, Stream
-from replay.lab.transport import Wire, create
+from replay.lab.transport import Wire
+from replay.lab.transports import create
 
 #: Longest turn of a scheduler that has nothing to launch, and how long it lets a last batch wait for the next.
 _TURN = 0.005
@@ -249,8 +250,6 @@ class PrefillEngine:
     def stored(self, step: int, chunk: Chunk) -> None:
         """All layers of the chunk are written (runs on the stream, before its event)."""
         sequence = chunk.sequence
-        if chunk.last:
-            self.sender.tell_computed(sequence)
         if not self.audit.on:
             return
         hashes = row_hashes(self.layout, self.pool.memory, chunk.pages, chunk.rows)
@@ -258,14 +257,3 @@ class PrefillEngine:
         if self.policy.positions == "chunk" and chunk.first_token:
             for i in range(pages_for(chunk.tokens)):
                 self.audit.note("position", sequence.room, chunk.logical + i)
-
-
-def main() -> int:
-    """Run one prefill process; the runner starts it."""
-    from replay.lab.process import run
-
-    return run("prefill")
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

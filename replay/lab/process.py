@@ -1,7 +1,8 @@
 """What both child processes do: take rounds from the runner, build the engine, run it, tear it down.
 
-The runner's port and token come over standard input, everything else over the control connection. When standard input
-closes the runner is gone, and the process ends at once.
+The runner starts it as ``python -m replay.lab.process ROLE``. The runner's port and token come over standard input,
+everything else over the control connection. When standard input closes the runner is gone, and the process ends at
+once.
 """
 
 from __future__ import annotations
@@ -123,3 +124,7 @@ def _next(router: Channel) -> Message:
 
 def _finished(router: Channel, stats: dict[str, Any]) -> None:
     router.send("finished", stats=stats)
+
+
+if __name__ == "__main__":
+    raise SystemExit(run(sys.argv[1]))

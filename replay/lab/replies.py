@@ -24,7 +24,6 @@ class Sequence:
     state: str = "waiting"  #: waiting, announced, aborting, running, over
     produced: int = 0  #: tokens whose step was launched
     last_step: int = 0  #: last step that was launched with it
-    computed: bool = False  #: prefill has the whole prompt
     outcome: str = ""
 
     @property

@@ -15,6 +15,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -22,7 +23,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from replay.lab import audit, barriers, transport
+from replay.lab import audit, barriers, transports
 from replay.lab.config import Job, LabConfig
 from replay.lab.control import Channel, Listener, Message
 
@@ -73,7 +74,7 @@ class Pair:
 
     def __post_init__(self) -> None:
         """Choose the transport; nothing is started yet."""
-        self.transport, self.note = transport.choose(self.transport)
+        self.transport, self.note = transports.choose(self.transport)
         self._children: dict[str, _Child] = {}
         self._events: queue.SimpleQueue[tuple[str, Message]] = queue.SimpleQueue()
         self._scratch = tempfile.TemporaryDirectory(prefix="kv-replay-lab-")
@@ -114,7 +115,7 @@ class Pair:
         environ = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", **os.environ, **self.environ}
         with errors.open("wb") as sink:
             process = subprocess.Popen(
-                [sys.executable, "-m", f"replay.lab.{role}"],
+                [sys.executable, "-m", "replay.lab.process", role],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 stderr=sink,
@@ -141,8 +142,6 @@ class Pair:
             while (message := channel.receive()) is not None:
                 self._events.put((role, message))
             self._events.put((role, {"kind": "gone"}))
-
-        import threading
 
         threading.Thread(target=loop, name=f"runner-{role}", daemon=True).start()
 

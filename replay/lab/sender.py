@@ -174,10 +174,6 @@ class Sender:
         except OSError as error:
             self._fail(error)
 
-    def tell_computed(self, sequence: Sequence) -> None:
-        """Tell decode that the whole prompt is computed."""
-        self._tell("computed", room=sequence.room, attempt=sequence.attempt)
-
     # -- senders -------------------------------------------------------------------------------------------------
 
     def hand_over(self, chunk: Chunk) -> None:

@@ -31,6 +31,8 @@ from replay.trace.schema import (
 Array = npt.NDArray[Any]
 I64 = npt.NDArray[np.int64]
 
+TRACE_SUFFIX = ".h5"
+
 _STAMP_TYPES = dict(STAMPS)
 _DEFAULTS = {
     column.default for found in TABLES.values() for column in found if isinstance(column.default, str)

@@ -15,8 +15,7 @@ from pathlib import Path
 from capture_hooks.events import Process
 from capture_hooks.journal import JournalError, JournalReader
 from replay.trace.errors import TraceError
-from replay.trace.file import process_place
-from replay.trace.sources import TRACE_SUFFIX
+from replay.trace.file import TRACE_SUFFIX, process_place
 from replay.trace.writer import TraceWriter
 
 #: Called with what is being done, how much of it is done, and how much there is (0: not known).

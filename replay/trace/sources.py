@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from replay.trace.errors import TraceError
-from replay.trace.file import TraceFile
+from replay.trace.file import TRACE_SUFFIX, TraceFile
 
-TRACE_SUFFIX = ".h5"
 JOURNAL_SUFFIX = ".journal"
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from capture_hooks.digest import digest_pages, digest_pages_triton
+from capture_hooks.digest import digest_pages
 from capture_hooks.layouts import LAYOUTS
 
 
@@ -11,6 +11,8 @@ from capture_hooks.layouts import LAYOUTS
 @pytest.mark.parametrize("name", sorted(LAYOUTS))
 def test_the_triton_twin_gives_the_same_bits_on_the_device(name: str, pad: int) -> None:
     torch = pytest.importorskip("torch")
+    from capture_hooks.digest_triton import digest_pages_triton
+
     layout = LAYOUTS[name]
     pool = np.random.default_rng(5).integers(0, 256, (2000, layout.page_bytes + pad), dtype=np.uint8)
     pool[0], pool[1] = 0, 255

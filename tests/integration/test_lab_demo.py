@@ -86,7 +86,7 @@ def test_a_folder_with_files_of_somebody_else_is_refused(tmp_path: Path) -> None
 def test_a_child_that_fails_is_told_with_its_last_lines(tmp_path: Path) -> None:
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "sitecustomize.py").write_text(
-        "import sys\nif 'replay.lab.prefill' in sys.orig_argv:\n    sys.exit('no prefill today')\n"
+        "import sys\nif sys.orig_argv[-2:] == ['replay.lab.process', 'prefill']:\n    sys.exit('no prefill today')\n"
     )
     done = replay("demo", *SMALL, cwd=tmp_path, PYTHONPATH=f"{tmp_path / 'site'}:{ROOT}")
     assert done.returncode == 70

@@ -38,7 +38,8 @@ from replay.lab.run import LabError, Pair
 from replay.lab.sender import Sender
 from replay.lab.stream import Event, Stream
 from replay.lab.tcp_transport import TcpTransport
-from replay.lab.transport import Transport, nixl_missing
+from replay.lab.transport import Transport
+from replay.lab.transports import nixl_missing
 from replay.trace.reader import open_trace
 from tests.integration.lab_rounds import OPTIONS, counts, journals, of, small
 
@@ -267,7 +268,7 @@ def test_what_does_not_fit_is_counted_and_the_pair_runs_on(
 
 def test_a_process_that_fails_is_told_with_its_last_lines(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(
-        "import sys\nif '-m' in sys.orig_argv and 'replay.lab.decode' in sys.orig_argv:\n"
+        "import sys\nif sys.orig_argv[-2:] == ['replay.lab.process', 'decode']:\n"
         "    sys.exit('the decode process cannot start today')\n"
     )
     with (

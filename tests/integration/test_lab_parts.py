@@ -27,7 +27,8 @@ from replay.lab.faults import FAULTS, FOREIGN_ITEM, Policy, policy
 from replay.lab.kernels import TILE_HEADS, TILE_ROWS
 from replay.lab.pool import DUMMY_PAGE, PageAllocator, PagedPool, ReadBatch, StoreBatch, StorePart
 from replay.lab.stream import Stream
-from replay.lab.transport import TransportError, choose
+from replay.lab.transport import TransportError
+from replay.lab.transports import choose
 
 ROOT = Path(__file__).parents[2]
 
@@ -217,9 +218,9 @@ def test_only_the_fault_free_policy_is_the_default_one() -> None:
 
 
 def test_nixl_is_preferred_and_its_absence_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("replay.lab.transport.nixl_missing", lambda: "")
+    monkeypatch.setattr("replay.lab.transports.nixl_missing", lambda: "")
     assert choose("auto") == ("nixl", "")
-    monkeypatch.setattr("replay.lab.transport.nixl_missing", lambda: "the package 'nixl' is not installed")
+    monkeypatch.setattr("replay.lab.transports.nixl_missing", lambda: "the package 'nixl' is not installed")
     kind, note = choose("auto")
     assert kind == "tcp"
     assert "nixl" in note

@@ -33,6 +33,36 @@ def imported(tree: ast.AST) -> set[str]:
     return names
 
 
+def imports_of(path: Path, known: dict[str, Path]) -> set[str]:
+    """The project's own modules that ``path`` imports, at its top, inside functions, or for its types."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            for alias in node.names:
+                whole = f"{node.module}.{alias.name}"
+                found.add(whole if whole in known else node.module)
+    return found & set(known)
+
+
+def test_no_module_imports_itself_by_way_of_others() -> None:
+    known = {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
+        for path in modules(*PACKAGES)
+    }
+    left = {name: imports_of(path, known) - {name} for name, path in known.items()}
+    while free := [name for name, needs in left.items() if not needs & left.keys()]:
+        for name in free:
+            del left[name]
+
+    # What imports a circle is left over as well; what is imported by nothing left is not part of one.
+    while outer := [name for name in left if not any(name in needs for needs in left.values())]:
+        for name in outer:
+            del left[name]
+    assert left == {}
+
+
 def test_the_import_contracts_hold() -> None:
     code = "from importlinter.cli import lint_imports_command as lint; lint()"
     done = subprocess.run(

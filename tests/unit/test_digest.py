@@ -139,7 +139,8 @@ def test_temporary_memory_does_not_grow_with_the_number_of_pages() -> None:
 TWIN = """
 import json, sys
 import numpy as np, torch
-from capture_hooks.digest import digest_pages, digest_pages_triton
+from capture_hooks.digest import digest_pages
+from capture_hooks.digest_triton import digest_pages_triton
 from capture_hooks.layouts import LAYOUTS
 torch.set_num_threads(1)
 rng = np.random.default_rng(7)
