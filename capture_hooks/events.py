@@ -124,7 +124,7 @@ class Buffer(Event):
     buffer: int  #: id of the buffer within its process
     name: str = "index_k"
     layer: int = 0  #: global layer id
-    format: str = "fp8"  #: a name of ``layouts.LAYOUTS``
+    format: str = "fp8"  #: a name of ``layouts.LAYOUTS``, or ``layouts.OPAQUE``
     address: int = 0
     pages: int = 0
     pitch: int = 0  #: bytes from a page to the next

@@ -74,6 +74,9 @@ class Layout:
         return np.ascontiguousarray(self.scales(pages)).view("<u4")[..., 0]
 
 
+#: Format of a buffer whose pages nobody looks into: known to be there, and where, but never judged.
+OPAQUE = "opaque"
+
 LAYOUTS: dict[str, Layout] = {
     layout.name: layout
     for layout in (

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from capture_hooks.events import Buffer
-from capture_hooks.layouts import Layout
+from capture_hooks.layouts import OPAQUE, Layout
 from capture_hooks.layouts import layout as layout_named
 
 I64 = npt.NDArray[np.int64]
@@ -94,9 +94,11 @@ class Regions:
 
     @classmethod
     def of(cls, buffers: Iterable[Buffer]) -> Regions:
-        """The map of ``Buffer`` records."""
+        """The map of ``Buffer`` records; opaque ones are left out."""
         found = cls()
         for event in buffers:
+            if event.format == OPAQUE:
+                continue
             found.add(
                 event.buffer,
                 event.layer,

@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from capture_hooks.layouts import OPAQUE
 from replay import classify
 from replay.bisect import Case, Ladder, climb
 from replay.classify import torn_block_table
@@ -259,10 +260,11 @@ def _missing(ladder: Ladder, tables: TableRung, timeline: Timeline) -> list[NotJ
             NotJudged(f"the block tables of {tables.unknown} reads", "allocations of them were not recorded")
         )
     formats = timeline.trace.table("buffer")["format"]
-    if len(formats) > len(timeline.buffers):
+    unknown_formats = int((formats != OPAQUE).sum()) - len(timeline.buffers)
+    if unknown_formats:
         missing.append(
             NotJudged(
-                f"{len(formats) - len(timeline.buffers)} buffers",
+                f"{unknown_formats} buffers",
                 "this version does not know their page format",
             )
         )

@@ -1,0 +1,109 @@
+"""Snapshots of a request's pages in every buffer that is judged, now or a little later."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from capture_hooks.recorder import Mark
+from capture_hooks.taps.host import snapshot
+
+if TYPE_CHECKING:
+    from capture_hooks.adapters.sglang.requests import Held
+    from capture_hooks.adapters.sglang.session import Session
+
+I64 = npt.NDArray[np.int64]
+
+#: A snapshot function: that of ``taps.host`` for memory that the host sees.
+Tap = Callable[..., int]
+
+
+class Looks:
+    """The snapshots of one process.
+
+    ``device`` is the tap for buffers that the host cannot read: a function with the arguments of
+    ``taps.host.snapshot``; while it is ``None`` such buffers are not looked at.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self.device: Tap | None = None
+        self._due: list[tuple[float, int, Callable[[], bool]]] = []
+        self._count = itertools.count()
+        self._wake = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._ended = False
+
+    def look(
+        self,
+        stage: str,
+        moment: str,
+        held: Held,
+        pages: Sequence[int] | I64,
+        logical: int | Sequence[int] | I64,
+        *,
+        rows: int = -1,
+        transfer: int = -1,
+        step: int = -1,
+        mark: Mark | None = None,
+        layers: Sequence[int] | None = None,
+    ) -> None:
+        """Snapshot ``pages`` (logical pages ``logical``, or from ``logical`` on) of every judged
+        buffer, or of ``layers`` only.
+        """
+        buffers = self._session.buffers
+        if buffers is None or not len(pages):
+            return
+        first = logical if isinstance(logical, int) else -1
+        places = np.arange(first, first + len(pages)) if first >= 0 else np.asarray(logical, np.int64)
+        for buffer in buffers.judged:
+            if layers is not None and buffer.layer not in layers:
+                continue
+            tap = snapshot if buffer.on_host else self.device
+            if tap is not None:
+                tap(
+                    self._session.recorder, stage, moment, buffer.number, pages, places, room=held.room,
+                    attempt=held.attempt, transfer=transfer, step=step, rows=rows, mark=mark,
+                )  # fmt: skip
+
+    def later(self, seconds: float, body: Callable[[], bool]) -> None:
+        """Run ``body`` on a thread of its own after ``seconds``, and again as long as it returns True.
+
+        It runs inside a guard. What is due when the process ends is not run.
+        """
+        with self._wake:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="kv-replay-later", daemon=True)
+                self._thread.start()
+            heapq.heappush(self._due, (time.monotonic() + seconds, next(self._count), body))
+            self._wake.notify()
+
+    def end(self) -> None:
+        """End the thread that looks later."""
+        with self._wake:
+            self._ended = True
+            self._wake.notify()
+        if self._thread is not None:
+            self._thread.join(timeout=5)
+
+    def _run(self) -> None:
+        while True:
+            with self._wake:
+                while not self._ended and (not self._due or self._due[0][0] > time.monotonic()):
+                    pause = self._due[0][0] - time.monotonic() if self._due else None
+                    self._wake.wait(pause)
+                if self._ended or self._session.recorder.closed:
+                    return
+                _, _, body = heapq.heappop(self._due)
+            again: Any = False
+            with self._session.recorder.guard("sglang.later"):
+                again = body()
+            if again:
+                self.later(0.001, body)

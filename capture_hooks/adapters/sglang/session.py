@@ -1,0 +1,102 @@
+"""A capture that runs in one SGLang process: what every module of hooks is given."""
+
+from __future__ import annotations
+
+import atexit
+import threading
+from collections.abc import Iterable
+from typing import Any
+
+import capture_hooks
+from capture_hooks.adapters.sglang.looks import Looks
+from capture_hooks.adapters.sglang.patch import Patches
+from capture_hooks.adapters.sglang.requests import Requests
+from capture_hooks.adapters.sglang.versions import Layout, Target
+from capture_hooks.events import Order, Process
+from capture_hooks.recorder import Recorder
+
+#: Names of transports in traces.
+_TRANSPORTS = {"nixl": "nixl/UCX"}
+
+
+class Session:
+    """Shared by all hooks of a process.
+
+    * ``recorder``: records; ``role``: "prefill", "decode" or "server"; ``rank``; ``version``: the layout of SGLang's
+      code (a member of ``versions.VERSIONS``);
+    * ``patches``: how functions are hooked (``patches.wrap``);
+    * ``requests``: who is who: ``requests.of_room(room)``, ``of_row(req_pool_idx)``, ``of_page(page)`` give the
+      ``Held`` (room, attempt, rid hash, row with generation, tokens, rows);
+    * ``looks``: snapshots of a request's pages in every judged buffer (``looks.look``);
+    * ``buffers``: ``pools.Buffers``, every buffer of the pools: ``buffers.judged`` are those whose pages are looked
+      at, ``buffers.of_layer(layer)`` and ``buffers.of_address(data_ptr)`` find one. Set by ``pools.install``;
+    * ``runner``: the model runner, ``None`` where managers are used without one.
+    """
+
+    def __init__(
+        self, recorder: Recorder, role: str, rank: int, layout: Layout, targets: Iterable[Target]
+    ) -> None:
+        self.recorder = recorder
+        self.role = role
+        self.rank = rank
+        self.layout = layout
+        self.version = layout.version
+        self.patches = Patches(recorder, targets, layout.version, role)
+        self.requests = Requests()
+        self.looks = Looks(self)
+        self.buffers: Any = None
+        self.runner: Any = None
+        self.pools: list[Any] = []
+        self._told = threading.Event()
+
+    @classmethod
+    def start(
+        cls, role: str, rank: int, layout: Layout, targets: Iterable[Target], transport: str = ""
+    ) -> Session | None:
+        """Start the recorder; ``None`` where capture is off or the journal cannot be made (told on the log)."""
+        process = Process(
+            role=role,
+            rank=rank,
+            engine=f"sglang {layout.installed or layout.version}",
+            transport=_TRANSPORTS.get(transport, transport),
+        )
+        recorder = capture_hooks.start(process)
+        if recorder is None:
+            return None
+        session = cls(recorder, role, rank, layout, targets)
+        atexit.register(session.tell)
+        return session
+
+    def pool(self, pool: Any) -> None:
+        """Make a pool known, whenever it was made."""
+        self.pools.append(pool)
+        if self.buffers is not None:
+            with self.recorder.guard("sglang.pool"):
+                self.buffers.add(pool)
+
+    def tail(self, what: str, key: str) -> None:
+        """The tail of an order edge (``events.Order``)."""
+        self.recorder.emit(Order(what, key, "tail"))
+
+    def head(self, what: str, key: str) -> None:
+        """The head of an order edge."""
+        self.recorder.emit(Order(what, key, "head"))
+
+    def tell(self) -> None:
+        """One line about the hooks on standard error: when the first request is over, and at the end."""
+        from capture_hooks.adapters.sglang.plugin import say
+
+        say(f"{self.role} rank {self.rank}: {self.patches.summary()}")
+
+    def request_over(self) -> None:
+        """A request is over: the first time, tell which hooks have fired by then."""
+        if not self._told.is_set():
+            self._told.set()
+            self.tell()
+
+    def end(self) -> None:
+        """Put the originals back and close the journal (tests)."""
+        atexit.unregister(self.tell)
+        self.looks.end()
+        self.patches.restore()
+        capture_hooks.stop()
