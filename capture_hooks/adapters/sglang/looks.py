@@ -7,17 +7,15 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from capture_hooks.recorder import Mark
+from capture_hooks.adapters.sglang.pools import Buffers
+from capture_hooks.adapters.sglang.requests import Held
+from capture_hooks.recorder import Mark, Recorder
 from capture_hooks.taps.host import snapshot
-
-if TYPE_CHECKING:
-    from capture_hooks.adapters.sglang.requests import Held
-    from capture_hooks.adapters.sglang.session import Session
 
 I64 = npt.NDArray[np.int64]
 
@@ -32,8 +30,8 @@ class Looks:
     ``taps.host.snapshot``; while it is ``None`` such buffers are not looked at.
     """
 
-    def __init__(self, session: Session) -> None:
-        self._session = session
+    def __init__(self, recorder: Recorder, buffers: Buffers) -> None:
+        self._recorder, self._buffers = recorder, buffers
         self.device: Tap | None = None
         self._due: list[tuple[float, int, Callable[[], bool]]] = []
         self._count = itertools.count()
@@ -58,18 +56,17 @@ class Looks:
         """Snapshot ``pages`` (logical pages ``logical``, or from ``logical`` on) of every judged
         buffer, or of ``layers`` only.
         """
-        buffers = self._session.buffers
-        if buffers is None or not len(pages):
+        if not len(pages):
             return
         first = logical if isinstance(logical, int) else -1
         places = np.arange(first, first + len(pages)) if first >= 0 else np.asarray(logical, np.int64)
-        for buffer in buffers.judged:
+        for buffer in self._buffers.judged:
             if layers is not None and buffer.layer not in layers:
                 continue
             tap = snapshot if buffer.on_host else self.device
             if tap is not None:
                 tap(
-                    self._session.recorder, stage, moment, buffer.number, pages, places, room=held.room,
+                    self._recorder, stage, moment, buffer.number, pages, places, room=held.room,
                     attempt=held.attempt, transfer=transfer, step=step, rows=rows, mark=mark,
                 )  # fmt: skip
 
@@ -99,11 +96,11 @@ class Looks:
                 while not self._ended and (not self._due or self._due[0][0] > time.monotonic()):
                     pause = self._due[0][0] - time.monotonic() if self._due else None
                     self._wake.wait(pause)
-                if self._ended or self._session.recorder.closed:
+                if self._ended or self._recorder.closed:
                     return
                 _, _, body = heapq.heappop(self._due)
             again: Any = False
-            with self._session.recorder.guard("sglang.later"):
+            with self._recorder.guard("sglang.later"):
                 again = body()
             if again:
                 self.later(0.001, body)

@@ -16,13 +16,13 @@ import functools
 import importlib
 import logging
 import os
-import sys
 import threading
 from collections.abc import Callable
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from capture_hooks.adapters.sglang.imports import when_imported
+from capture_hooks.adapters.sglang.tell import say
 
 if TYPE_CHECKING:
     from capture_hooks.adapters.sglang.session import Session
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("kv_replay")
 
 #: Modules of hooks below this package, in the order in which they are installed.
-MODULES: tuple[str, ...] = ("pools", "owners")
+MODULES: tuple[str, ...] = ("owners",)
 
 #: Classes whose constructors are watched: module -> class names.
 POOLS = {
@@ -193,15 +193,6 @@ def _start(role: str, rank: int, arguments: Any) -> Session | None:
         _session.patches.verify()
         say(f"{role} rank {rank}: {_session.patches.summary()}")
         return _session
-
-
-def say(line: str) -> None:
-    """One line for people, on standard error."""
-    try:
-        sys.stderr.write(f"kv-replay: {line}\n")
-        sys.stderr.flush()
-    except (OSError, ValueError):
-        pass
 
 
 def _forget() -> None:

@@ -4,19 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from capture_hooks.adapters.sglang.versions import Target
 from capture_hooks.events import Buffer
 from capture_hooks.layouts import LAYOUTS, OPAQUE
-
-if TYPE_CHECKING:
-    from capture_hooks.adapters.sglang.session import Session
-
-HOOKS: tuple[Target, ...] = ()
+from capture_hooks.recorder import Recorder
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +38,8 @@ class PoolBuffer:
 class Buffers:
     """The buffers of the pools of one process."""
 
-    def __init__(self, session: Session) -> None:
-        self._session = session
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
         self.all: list[PoolBuffer] = []
         self.judged: list[PoolBuffer] = []
         self.page_tokens = 0  #: tokens a page of the allocator, 0 while unknown
@@ -72,10 +67,10 @@ class Buffers:
                 "DRAM" if on_host else "VRAM",
             )  # fmt: skip
             if judged:
-                self._session.recorder.inventory.add(event, bytes_of(tensor) if on_host else None)
+                self._recorder.inventory.add(event, bytes_of(tensor) if on_host else None)
                 self.judged.append(found)
             else:
-                self._session.recorder.emit(event)
+                self._recorder.emit(event)
 
     def of_address(self, address: int) -> PoolBuffer | None:
         """The buffer that begins at ``address``."""
@@ -84,14 +79,6 @@ class Buffers:
     def of_layer(self, layer: int) -> PoolBuffer | None:
         """The judged buffer of a global layer."""
         return next((b for b in self.judged if b.layer == layer), None)
-
-
-def install(session: Session) -> None:
-    """Make the pools known that exist, and those to come."""
-    session.buffers = Buffers(session)
-    for pool in list(session.pools):
-        with session.recorder.guard("sglang.pool"):
-            session.buffers.add(pool)
 
 
 def bytes_of(tensor: Any) -> npt.NDArray[np.uint8]:

@@ -10,7 +10,9 @@ from typing import Any
 import capture_hooks
 from capture_hooks.adapters.sglang.looks import Looks
 from capture_hooks.adapters.sglang.patch import Patches
+from capture_hooks.adapters.sglang.pools import Buffers
 from capture_hooks.adapters.sglang.requests import Requests
+from capture_hooks.adapters.sglang.tell import say
 from capture_hooks.adapters.sglang.versions import Layout, Target
 from capture_hooks.events import Order, Process
 from capture_hooks.recorder import Recorder
@@ -29,7 +31,7 @@ class Session:
       ``Held`` (room, attempt, rid hash, row with generation, tokens, rows);
     * ``looks``: snapshots of a request's pages in every judged buffer (``looks.look``);
     * ``buffers``: ``pools.Buffers``, every buffer of the pools: ``buffers.judged`` are those whose pages are looked
-      at, ``buffers.of_layer(layer)`` and ``buffers.of_address(data_ptr)`` find one. Set by ``pools.install``;
+      at, ``buffers.of_layer(layer)`` and ``buffers.of_address(data_ptr)`` find one.;
     * ``runner``: the model runner, ``None`` where managers are used without one.
     """
 
@@ -43,10 +45,9 @@ class Session:
         self.version = layout.version
         self.patches = Patches(recorder, targets, layout.version, role)
         self.requests = Requests()
-        self.looks = Looks(self)
-        self.buffers: Any = None
+        self.buffers = Buffers(recorder)
+        self.looks = Looks(recorder, self.buffers)
         self.runner: Any = None
-        self.pools: list[Any] = []
         self._told = threading.Event()
 
     @classmethod
@@ -69,10 +70,8 @@ class Session:
 
     def pool(self, pool: Any) -> None:
         """Make a pool known, whenever it was made."""
-        self.pools.append(pool)
-        if self.buffers is not None:
-            with self.recorder.guard("sglang.pool"):
-                self.buffers.add(pool)
+        with self.recorder.guard("sglang.pool"):
+            self.buffers.add(pool)
 
     def tail(self, what: str, key: str) -> None:
         """The tail of an order edge (``events.Order``)."""
@@ -84,8 +83,6 @@ class Session:
 
     def tell(self) -> None:
         """One line about the hooks on standard error: when the first request is over, and at the end."""
-        from capture_hooks.adapters.sglang.plugin import say
-
         say(f"{self.role} rank {self.rank}: {self.patches.summary()}")
 
     def request_over(self) -> None:
