@@ -209,6 +209,23 @@ class Events:
         changed = len(after) and not np.array_equal(pages, after)
         return text + (f", table afterwards {ids_text(after)}" if changed else "")
 
+    def _copy(self, table: Table, row: int) -> str:
+        source, ids = table.ragged("source_ids")[row], table.ragged("ids")[row]
+        unit = table["unit"][row]
+        text = f"{table['operation'][row]}{self._room(table, row)} {unit}s"
+        text += f" {ids_text(source)} ->" if len(source) else ""
+        length = int(table["length"][row])
+        return f"{text} {ids_text(ids)}" + (f", {length} bytes a {unit}" if length >= 0 else "")
+
+    def _mapping(self, table: Table, row: int) -> str:
+        pages = table.ragged("pages")[row]
+        logical = int(table["logical"][row]) + np.arange(len(pages))
+        return f"mapping {table['version'][row]}{self._room(table, row)}{self._paired(logical, pages)}"
+
+    def _metadata(self, table: Table, row: int) -> str:
+        holds = f", holds room {table['holds'][row]}" if table["holds"][row] >= 0 else ""
+        return f"metadata slot {table['slot'][row]} {table['moment'][row]}{holds}"
+
     def _trigger(self, table: Table, row: int) -> str:
         return f"trigger: {table['reason'][row]}"
 

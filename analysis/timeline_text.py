@@ -22,6 +22,11 @@ if TYPE_CHECKING:
 
 I64 = npt.NDArray[np.int64]
 
+#: Tables whose records name the request; the states of its transfers and its order edges are found besides.
+REQUEST_TABLES = (
+    "request", "alloc", "free", "mapping", "receive", "store", "copy", "snapshot", "send", "metadata", "read", "trigger",
+)  # fmt: skip
+
 
 def request_entries(trace: Trace, room: int, attempt: int | None = None) -> list[Entry]:
     """Every event of request ``room``, of one attempt or of all, in order and with its layers joined."""
@@ -34,7 +39,7 @@ def request_entries(trace: Trace, room: int, attempt: int | None = None) -> list
 
     events = Events(trace)
     found: list[Entry] = []
-    for name in ("request", "alloc", "free", "receive", "store", "snapshot", "send", "read", "trigger"):
+    for name in REQUEST_TABLES:
         found += events.entries(name, ours(trace.table(name)))
     found += events.entries("transfer_state", events.states_of(ours(trace.table("send")), ours))
     order = trace.table("order")

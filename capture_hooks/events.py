@@ -108,7 +108,9 @@ class Hook(Event):
     KIND: ClassVar[int] = 2
     TABLE: ClassVar[str] = "hook"
     name: str  #: e.g. "lab.pool.store"
-    covers: str = ""  #: what it sees: "store", "alloc", "send", "receive", "completion", "read", "top-k"
+    covers: str = (
+        ""  #: "store", "alloc", "send", "receive", "completion", "read", "top-k", "copy" or "metadata"
+    )
     state: str = "attached"  #: "attached", "missing", "refused", "detached"
     fired: int = 0
     complete: bool = True  #: sees every event of this kind in this process
@@ -200,7 +202,10 @@ class StoreParams(Event):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Store(Event):
-    """Rows written by a store kernel. Without ``keys`` the store was seen but its inputs were not kept."""
+    """Rows written by a store kernel. Without ``keys`` the store was seen but its inputs were not kept.
+
+    ``slots`` are what the kernel was given, padding rows of the batch included; a padding row has ``logical_rows`` -1.
+    """
 
     KIND: ClassVar[int] = 9
     TABLE: ClassVar[str] = "store"
@@ -214,13 +219,16 @@ class Store(Event):
     logical_rows: I64 = array("<i8", None)  #: row index within the request
     keys: F32 = array("<f4", None, 128, bulk=True)  #: the store's input, before RMSNorm
     rope: F32 = array("<f4", None, 64, bulk=True)  #: (cos, sin) of each pair at the row's right position
+    stride: int = -1  #: bytes from a page to the next in the view that the kernel was given
+    mapping: int = -1  #: version of the slot translation (:class:`Mapping`) that ``slots`` came from
+    draft: bool = False  #: rows of speculative tokens, not accepted yet
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Snapshot(Event):
     """Pages as seen at one stage.
 
-    ``stage``: ST after the store, SE source at send, RC destination when reception is complete, LT destination
+    ``stage``: ST after the store (moment "copied": after a :class:`Copy` that filled the pages), SE source at send, RC destination when reception is complete, LT destination
     a little later, RD destination at a read. ``moment``: SE "before" the post and "after" completion; RC "before" the
     transfer (the old content) and "" (at completion); LT "" a little later and "end" just before the pages are
     given back; RD "before" and "after" the kernel.
@@ -347,6 +355,15 @@ class Read(Event):
     weights: F32 = array("<f4", None, bulk=True)
     logits: F32 = array("<f4", None, bulk=True)
     top_k: I32 = array("<i4", None, bulk=True)
+    stride: int = -1  #: bytes from a page to the next in the view that the kernel was given
+    mapping: int = -1  #: version of the slot translation (:class:`Mapping`) that ``table`` came from
+    number_format: str = (
+        ""  #: type tags that the kernel was given: "e4m3fn/fp32", "e4m3fnuz/fp32", "bf16", "fp16", ...
+    )
+    accepted: int = (
+        -1
+    )  #: rows this query may see: those accepted, and in a verify step the drafted ones before it
+    drafted: int = -1  #: rows the request has with all drafted ones
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -397,9 +414,71 @@ class Content(Event):
     data: U8 = array("|u1", None, None, bulk=True)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Copy(Event):
+    """Pages or rows copied within one process: to a host tier and back, or moved; or cleared by the engine itself.
+
+    Entry i copies ``length`` bytes from ``source_ids[i] * source_stride`` of ``source_buffer`` to ``ids[i] * stride``
+    of ``buffer``. A buffer -1 is memory that no :class:`Buffer` declares, such as a host tier: its ids mean something
+    only within ``copy`` records. The hook tells what the copy was given, not what it should have been given.
+    """
+
+    KIND: ClassVar[int] = 20
+    TABLE: ClassVar[str] = "copy"
+    operation: str  #: "offload", "load-back", "move" or "clear" (nothing is read: no source)
+    room: int = -1
+    attempt: int = 0
+    source_buffer: int = -1
+    buffer: int = -1
+    unit: str = "page"  #: what the caller's ids count: "page" or "row"
+    source_ids: I64 = array("<i8", None)
+    ids: I64 = array("<i8", None)
+    logical: I64 = array("<i8", None)  #: logical page (or row) of each id within the request
+    length: int = -1  #: bytes copied for each id
+    source_stride: int = -1  #: bytes from an id to the next at the source
+    stride: int = -1  #: bytes from an id to the next at the destination
+    step: int = -1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Mapping(Event):
+    """The translation of a request's logical pages to physical ones, as made for kernels: one record a version.
+
+    Stores and reads name the version that they used; a later version of a process replaces an earlier one of the same
+    request. ``pages[i]`` is where logical page ``logical + i`` lies.
+    """
+
+    KIND: ClassVar[int] = 21
+    TABLE: ClassVar[str] = "mapping"
+    version: int
+    room: int = -1
+    attempt: int = 0
+    logical: int = 0
+    pages: I64 = array("<i8", None)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Metadata(Event):
+    """A step in the life of a metadata slot: the few numbers beside the pages that prefill sends for a request.
+
+    ``holds`` is the room id found in the slot, never what else it holds (tokens are not recorded). A slot that was
+    given back keeps its old id until it is written anew.
+    """
+
+    KIND: ClassVar[int] = 22
+    TABLE: ClassVar[str] = "metadata"
+    moment: str  #: "given", "written" (prefill filled its own slot), "sent", "read" (decode took it), "freed"
+    room: int = -1  #: the request that it is for
+    attempt: int = 0
+    slot: int = -1  #: slot in this process
+    peer_slot: int = -1  #: slot at the receiver ("sent")
+    holds: int = -1  #: room id in the slot at this moment; -1 = none or not looked at
+
+
 EVENTS: tuple[type[Event], ...] = (
     Process, Hook, Buffer, Registration, Request, Alloc, Free, StoreParams, Store, Snapshot, Receive, Send,
-    TransferState, Order, Read, Loss, Trigger, Clock, Content,
+    TransferState, Order, Read, Loss, Trigger, Clock, Content, Copy, Mapping,
+    Metadata,
 )  # fmt: skip
 BY_KIND: dict[int, type[Event]] = {event.KIND: event for event in EVENTS}
 BY_TABLE: dict[str, type[Event]] = {event.TABLE: event for event in EVENTS}

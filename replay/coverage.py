@@ -20,6 +20,8 @@ COVERS = {
     "transfer_state": "completion",
     "request": "completion",
     "read": "read",
+    "copy": "copy",
+    "metadata": "metadata",
 }
 
 #: What the hooks of each role must cover before everything is judged.

@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import json
 import os
-from collections.abc import Mapping
+from collections import abc
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -24,10 +24,13 @@ from capture_hooks.events import (
     ArraySpec,
     Buffer,
     Clock,
+    Copy,
     Event,
     Free,
     Hook,
     Loss,
+    Mapping,
+    Metadata,
     Order,
     Process,
     Read,
@@ -47,7 +50,7 @@ from capture_hooks.layouts import layout
 from replay.trace.writer import TraceWriter
 
 #: What the judge wants to know whether a hook saw all of it.
-COVERS = ("store", "alloc", "send", "receive", "completion", "read", "top-k")
+COVERS = ("store", "alloc", "send", "receive", "completion", "read", "top-k", "copy", "metadata")
 #: Nanoseconds between two records that were given no time.
 _TICK_NS = 1_000
 
@@ -180,6 +183,18 @@ class ProcessBuilder:
         """Add a :class:`~capture_hooks.events.Read`."""
         return self._emit(Read, fields)
 
+    def copy(self, **fields: Any) -> int:
+        """Add a :class:`~capture_hooks.events.Copy`."""
+        return self._emit(Copy, fields)
+
+    def mapping(self, **fields: Any) -> int:
+        """Add a :class:`~capture_hooks.events.Mapping`."""
+        return self._emit(Mapping, fields)
+
+    def metadata(self, **fields: Any) -> int:
+        """Add a :class:`~capture_hooks.events.Metadata`."""
+        return self._emit(Metadata, fields)
+
     def order(self, **fields: Any) -> int:
         """Add one end of an :class:`~capture_hooks.events.Order` edge; :meth:`TraceBuilder.edge` adds both."""
         return self._emit(Order, fields)
@@ -240,8 +255,8 @@ class TraceBuilder:
         *,
         role: str,
         rank: int = 0,
-        options: str | Mapping[str, Any] = "",
-        environment: str | Mapping[str, Any] = "",
+        options: str | abc.Mapping[str, Any] = "",
+        environment: str | abc.Mapping[str, Any] = "",
         **fields: Any,
     ) -> ProcessBuilder:
         """Add a process. Further fields are those of :class:`~capture_hooks.events.Process`."""
