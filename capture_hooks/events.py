@@ -228,10 +228,10 @@ class Store(Event):
 class Snapshot(Event):
     """Pages as seen at one stage.
 
-    ``stage``: ST after the store (moment "copied": after a :class:`Copy` that filled the pages), SE source at send, RC destination when reception is complete, LT destination
-    a little later, RD destination at a read. ``moment``: SE "before" the post and "after" completion; RC "before" the
-    transfer (the old content) and "" (at completion); LT "" a little later and "end" just before the pages are
-    given back; RD "before" and "after" the kernel.
+    ``stage``: ST after the store, SE source at send, RC destination when reception is complete, LT destination
+    a little later, RD destination at a read. ``moment``: ST "" and "copied" (after a :class:`Copy` filled the pages);
+    SE "before" the post and "after" completion; RC "before" the transfer (the old content) and "" (at completion);
+    LT "" a little later, "copied", and "end" just before the pages are given back; RD "before" and "after" the kernel.
 
     ``row_values`` holds a 64-bit digest of each row's value bytes, ``row_scales`` the scale bytes themselves
     (``digest.py``); ``data`` the page bytes where they were kept.
