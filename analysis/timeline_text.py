@@ -24,7 +24,8 @@ I64 = npt.NDArray[np.int64]
 
 #: Tables whose records name the request; the states of its transfers and its order edges are found besides.
 REQUEST_TABLES = (
-    "request", "alloc", "free", "mapping", "receive", "store", "copy", "snapshot", "send", "metadata", "read", "trigger",
+    "request", "alloc", "free", "mapping", "receive", "store", "copy", "snapshot", "send", "metadata",
+    "read", "trigger",
 )  # fmt: skip
 
 
