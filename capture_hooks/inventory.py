@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,11 +19,15 @@ U8 = npt.NDArray[np.uint8]
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """One buffer. ``view`` is its live memory as ``uint8[pages, pitch]``, ``None`` where the host cannot read it."""
+    """One buffer. ``view`` is its live memory as ``uint8[pages, pitch]``, ``None`` where the host cannot read it.
+
+    ``tensor`` is the same memory on a device (a ``torch.Tensor``), ``None`` where the host reads it or nobody can.
+    """
 
     event: Buffer
     layout: Layout
     view: U8 | None
+    tensor: Any = None
 
 
 class Inventory:
@@ -33,25 +38,27 @@ class Inventory:
         self._held: dict[int, Held] = {}
         self.regions = Regions()  #: who owns which byte
 
-    def add(self, event: Buffer, view: U8 | None = None) -> Held:
+    def add(self, event: Buffer, view: U8 | None = None, tensor: Any = None) -> Held:
         """Make a buffer known, with its live memory ``uint8[pages, pitch]``, and emit its record.
 
-        Raises ``ValueError`` for an id that is taken, an unknown format or a view that does not fit.
+        The memory is a ``view`` where the host can read it and a ``tensor`` on a device.
+
+        Raises ``ValueError`` for an id that is taken, an unknown format or memory that does not fit.
         """
         layout = layout_named(event.format)
-        if view is not None:
-            wide_enough = (
-                view.ndim == 2 and view.shape[0] == event.pages and view.shape[1] >= layout.page_bytes
-            )
-            if view.dtype != np.uint8 or not wide_enough:
+        for memory in (view, tensor):
+            if memory is None:
+                continue
+            shape, dtype = tuple(memory.shape), str(memory.dtype).removeprefix("torch.")
+            if dtype != "uint8" or len(shape) != 2 or shape[0] != event.pages or shape[1] < layout.page_bytes:
                 raise ValueError(
-                    f"buffer {event.buffer}: expected a view uint8[{event.pages}, {layout.page_bytes} or more], "
-                    f"not {view.dtype}{list(view.shape)}"
+                    f"buffer {event.buffer}: expected memory uint8[{event.pages}, {layout.page_bytes} or more], "
+                    f"not {dtype}{list(shape)}"
                 )
         self.regions.add(
             event.buffer, event.layer, event.name, layout, event.address, event.pages, event.pitch
         )
-        held = self._held[event.buffer] = Held(event, layout, view)
+        held = self._held[event.buffer] = Held(event, layout, view, tensor)
         self._emit(event)
         return held
 
@@ -61,3 +68,6 @@ class Inventory:
 
     def __len__(self) -> int:
         return len(self._held)
+
+    def __iter__(self) -> Iterator[Held]:
+        return iter(list(self._held.values()))

@@ -117,11 +117,14 @@ class Recorder:
 
         Returns its sequence number, -1 if it was dropped.
         """
+        return -1 if self._closed else self.emit_at(event, self.stamp(mark, stream))
+
+    def emit_at(self, event: Event, stamp: StampTuple) -> int:
+        """Record ``event`` with a stamp made before (:meth:`stamp`), for what is known later than it happened."""
         if self._closed:
             return -1
+        seq = stamp[0]
         try:
-            stamp = self.stamp(mark, stream)
-            seq = stamp[0]
             if len(self._queue) >= self.options.queue:
                 self.lose("queue", event.TABLE, "the queue is full", seq)
                 return -1

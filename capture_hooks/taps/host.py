@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +20,7 @@ U8 = npt.NDArray[np.uint8]
 TAP_OF_STAGE = {"ST": "store", "SE": "send", "RC": "receive", "LT": "receive", "RD": "read"}
 
 #: A larger snapshot becomes several records.
-_MAX_BYTES = 16 * 2**20
+MAX_BYTES = 16 * 2**20
 
 
 def snapshot(
@@ -62,7 +62,7 @@ def snapshot(
             raise ValueError("pages and logical must be lists of one length")
         if len(ids) and not (ids.min() >= 0 and ids.max() < len(held.view)):
             raise ValueError(f"page {int(ids.max())} is not in buffer {buffer_id}")
-        most = max(1, _MAX_BYTES // held.layout.page_bytes)
+        most = max(1, MAX_BYTES // held.layout.page_bytes)
         for start in range(0, len(ids), most):
             part = slice(start, start + most)
             seq = _one(
@@ -78,13 +78,12 @@ def _one(recorder: Recorder, layout: Layout, view: U8, mark: Mark, bare: Snapsho
     if not recorder.reserve(size, Snapshot.TABLE, mark.seq):
         return -1
     copied = view[:, : layout.page_bytes][bare.pages]
-    stamp = recorder.stamp(mark)
-    return recorder.defer(size, _finish(recorder, layout, copied, bare, stamp), Snapshot.TABLE, stamp[0])
+    return record(recorder, layout, copied, bare, recorder.stamp(mark))
 
 
-def _finish(
-    recorder: Recorder, layout: Layout, copied: U8, bare: Snapshot, stamp: StampTuple
-) -> Callable[[], Encoded]:
+def record(recorder: Recorder, layout: Layout, copied: U8, bare: Snapshot, stamp: StampTuple) -> int:
+    """Queue the record of page bytes for which the queue's bytes are reserved. Returns its sequence number or -1."""
+
     def finish() -> Encoded:
         found = digest_pages(layout, copied)
         recorder.keep(layout.name, found.digests, copied, stamp[5])
@@ -94,4 +93,4 @@ def _finish(
         )  # fmt: skip
         return encode(event, stamp)
 
-    return finish
+    return recorder.defer(copied.nbytes, finish, Snapshot.TABLE, stamp[0])

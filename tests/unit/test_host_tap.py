@@ -181,7 +181,7 @@ def test_a_large_snapshot_becomes_several_records_that_cover_it(
     make: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recorder, _ = make()
-    monkeypatch.setattr(host, "_MAX_BYTES", 3 * FP8.page_bytes)
+    monkeypatch.setattr(host, "MAX_BYTES", 3 * FP8.page_bytes)
     snapshot(recorder, "RC", "", 0, list(range(10)), list(range(10)), room=1)
     parts = pick(read(recorder), Snapshot)
     assert [part.pages.tolist() for part in parts] == [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9]]

@@ -639,7 +639,7 @@ def test_the_inventory_keeps_views_and_maps_their_bytes(make: Any) -> None:
     assert recorder.inventory.buffer(2).view is view
     assert recorder.inventory.buffer(3).view is None
     assert recorder.inventory.regions.resolve(10_000 + 8500, 1)[0].page == 1
-    with pytest.raises(ValueError, match=r"expected a view uint8\[4, 8448 or more\]"):
+    with pytest.raises(ValueError, match=r"expected memory uint8\[4, 8448 or more\]"):
         recorder.inventory.add(Buffer(4, pages=4, pitch=8448), np.zeros((4, 8000), np.uint8))
     with pytest.raises(ValueError, match="in the map already"):
         recorder.inventory.add(Buffer(3, pages=1, pitch=8448))

@@ -1,0 +1,434 @@
+"""The read: what the logits kernel was given and what it made of it, for sampled rows; the tables of all of them.
+
+The indexer imports its logits function where it calls it, so the attribute of the module that it comes from is hooked; the
+call around it (``forward_c4_indexer``) tells the layer and leaves the top-k behind. Of a request its first read and every
+``read_every``-th pass after it are recorded whole: length, block table, query, weights, logits, top-k, and the pages before
+and after the kernel. Of all other rows the table is compared with the one that was recorded last, and recorded where it is
+another one.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from capture_hooks.adapters.sglang.steps import Row, Step, Steps
+from capture_hooks.adapters.sglang.versions import EVERYWHERE, Target, at
+from capture_hooks.codec import StampTuple
+from capture_hooks.events import Read, Snapshot
+from capture_hooks.layouts import LAYOUTS
+from capture_hooks.taps.pages import emit_snapshot
+
+if TYPE_CHECKING:
+    from capture_hooks.adapters.sglang.pools import PoolBuffer
+    from capture_hooks.adapters.sglang.session import Session
+
+F32 = npt.NDArray[np.float32]
+I64 = npt.NDArray[np.int64]
+
+_INDEXER = "layers.attention.dsv4.indexer"
+_LAYER = f"{_INDEXER}:C4IndexerBackendMixin"
+
+#: Logits functions: hook -> (place, name of the kernel in traces, the variable without which it is not used).
+KERNELS: dict[str, tuple[str, str, str]] = {
+    "read_deep_gemm": ("deep_gemm:fp8_paged_mqa_logits", "deep_gemm.fp8_paged_mqa_logits", ""),
+    "read_deep_gemm_fp4": ("deep_gemm:fp8_fp4_paged_mqa_logits", "deep_gemm.fp8_fp4_paged_mqa_logits", ""),
+    "read_tilelang": (
+        "sglang.kernels.ops.attention.dsa.tilelang_kernel:tilelang_fp8_paged_mqa_logits",
+        "tilelang",
+        "SGLANG_OPT_USE_TILELANG_INDEXER",
+    ),
+    "read_torch": (f"sglang.srt.{_INDEXER}:fp8_paged_mqa_logits_torch", "torch", ""),
+    "read_torch_sm120": (f"sglang.srt.{_INDEXER}:fp8_paged_mqa_logits_torch_sm120", "torch sm120", ""),
+}
+
+HOOKS: tuple[Target, ...] = (
+    *(Target(name, "read", {EVERYWHERE: place}, optional=True) for name, (place, _, _) in KERNELS.items()),
+    Target("read_layer", "top-k", at(_INDEXER, "C4IndexerBackendMixin.forward_c4_indexer"), takes=("c4_indexer",)),
+    Target(
+        "read_gathered",
+        "read of gathered keys",
+        at("mem_cache.deepseek_v4_memory_pool", "DeepSeekV4TokenToKVPool.get_index_k_scale_buffer"),
+    ),
+)
+
+_BUDGET = 64 * 2**20  #: most bytes of pages that one pass may take at reads
+
+
+def install(session: Session) -> None:
+    """Hook the logits functions and the layer around them."""
+    hooks = ReadHooks(session, session.steps)
+    for name, (_, kernel, variable) in KERNELS.items():
+        if not variable or os.environ.get(variable, "").strip().lower() in ("1", "true", "yes"):
+            session.patches.wrap(name, around=hooks.kernel(kernel))
+    session.patches.wrap("read_layer", around=hooks.layer)
+    session.patches.wrap("read_gathered", before=hooks.gathered)
+
+
+@dataclass(slots=True)
+class _Layer:
+    """The call for one layer while it runs."""
+
+    rows: int = 0  # query rows that kernels have done so far
+    k: int = -1
+    reads: list[_Taken] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Taken:
+    """Sampled rows of one kernel call: where their parts are among the arrays of the job."""
+
+    buffer: PoolBuffer
+    kernel: str
+    rows: list[Row]
+    pages: list[tuple[int, int]]  # (place in rows, logical page) of each page that was looked at
+    before: int = -1
+    after: int = -1
+    looked: StampTuple = (-1, -1, 0, -1, 0, 0)
+    stamp: StampTuple = (-1, -1, 0, -1, 0, 0)
+    last: StampTuple = (-1, -1, 0, -1, 0, 0)
+    table: int = -1
+    lengths: int = -1
+    query: int = -1
+    weights: int = -1
+    logits: int = -1
+    top_k: int = -1
+    k: int = -1
+    whole_table: bool = False  # the table part has all rows of the batch, in their places
+
+
+class ReadHooks:
+    """Hooks on the read of one process."""
+
+    def __init__(self, session: Session, steps: Steps) -> None:
+        self.session, self.steps = session, steps
+        self.recorder = session.recorder
+        self._now: _Layer | None = None
+        self._whole = True
+        steps.on_unseen.append(self.incomplete)
+
+    def incomplete(self, why: str) -> None:
+        """The hooks do not see every read any more."""
+        if self._whole:
+            self._whole = False
+            for name in ("read_deep_gemm", "read_layer"):
+                covers = "top-k" if name == "read_layer" else "read"
+                self.recorder.hook(f"sglang.{name}", covers, "attached", False, why)
+
+    def gathered(self, *_: Any, **__: Any) -> None:
+        """Keys are gathered and read from the copy (one long prompt alone): that read is not recorded."""
+        if self.session.role == "server":
+            self.incomplete("a read of gathered keys (SGLANG_OPT_DSV4_NONPAGED_INDEXER) is not recorded")
+
+    # -- the layer around the kernel -------------------------------------------------------------------------------
+
+    def layer(self, original: Callable[..., Any], backend: Any, *args: Any, **keywords: Any) -> Any:
+        """Around ``forward_c4_indexer``: kernels below it belong to this layer; the top-k is there when it returns."""
+        step = self.steps.now
+        if step is None:
+            return original(backend, *args, **keywords)
+        layer = self._now = _Layer()
+        with self.recorder.guard("sglang.read_layer"):
+            layer.k = int(getattr(keywords.get("c4_indexer"), "index_topk", -1))
+        try:
+            found = original(backend, *args, **keywords)
+        finally:
+            self._now = None
+        with self.recorder.guard("sglang.read_layer"):
+            if layer.reads:
+                top_k = backend.forward_metadata.core_metadata.c4_sparse_page_indices
+                for taken in layer.reads:
+                    rows = self._query_rows(step, taken.rows)
+                    inside = rows.clamp(0, top_k.shape[0] - 1)
+                    taken.top_k = step.job.take(top_k.index_select(0, inside))
+                    taken.k = layer.k
+        return found
+
+    # -- the kernel ------------------------------------------------------------------------------------------------
+
+    def kernel(self, name: str) -> Callable[..., Any]:
+        """The body of the hook on one logits function."""
+
+        def around(original: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
+            step, layer = self.steps.now, self._now
+            if step is None or layer is None or len(args) < 5:
+                return original(*args, **keywords)
+            taken: _Taken | None = None
+            with self.recorder.guard("sglang.read"):
+                taken = self._before(step, layer, name, *args[:5])
+            mark = self.recorder.mark()
+            logits = original(*args, **keywords)
+            with self.recorder.guard("sglang.read"):
+                if taken is not None:
+                    taken.stamp = self.recorder.stamp(mark, step.line)
+                    self._after(step, layer, taken, logits, *args[:5])
+            return logits
+
+        return around
+
+    def _before(
+        self, step: Step, layer: _Layer, kernel: str, query: Any, cache: Any, weights: Any, lengths: Any, table: Any
+    ) -> _Taken | None:
+        from capture_hooks.taps.device import gather
+
+        buffer = self.session.buffers.of_address(int(cache.data_ptr()))
+        count = int(weights.shape[0])
+        first, layer.rows = layer.rows, layer.rows + count
+        if buffer is None or not buffer.judged:
+            self.incomplete("a read of a buffer that is not in the inventory")
+            return None
+        step.reads.add(buffer.number)
+        self._tables(step, buffer, table, lengths)
+        here = [row for row in self._sampled(step) if first <= _query_row(step, row) < first + count]
+        if not here:
+            return None
+        rows_of_page = LAYOUTS[buffer.format].rows
+        pages = [
+            (place, logical)
+            for place, row in enumerate(here)
+            for logical in range(_pages(row.length // buffer.tokens_per_row, rows_of_page))
+        ]
+        taken = _Taken(buffer, kernel, here, pages)
+        ids = self._page_ids(step, taken, table, first)
+        mark = self.recorder.mark()
+        taken.before = step.job.take(gather(buffer.tensor, ids, LAYOUTS[buffer.format].page_bytes))
+        taken.looked = self.recorder.stamp(mark, step.line)
+        return taken
+
+    def _after(
+        self,
+        step: Step,
+        layer: _Layer,
+        taken: _Taken,
+        logits: Any,
+        query: Any,
+        cache: Any,
+        weights: Any,
+        lengths: Any,
+        table: Any,
+    ) -> None:
+        from capture_hooks.taps.device import gather
+
+        first = layer.rows - int(weights.shape[0])
+        mark = self.recorder.mark()
+        ids = self._page_ids(step, taken, table, first)
+        taken.after = step.job.take(gather(taken.buffer.tensor, ids, LAYOUTS[taken.buffer.format].page_bytes))
+        taken.last = self.recorder.stamp(mark, step.line)
+        rows = self._query_rows(step, taken.rows) - first
+        longest = max(row.length // taken.buffer.tokens_per_row for row in taken.rows)
+        if not isinstance(query, tuple):  # fp4 queries come with scales and are not decoded
+            taken.query = step.job.take(query.reshape(query.shape[0], -1).view(_bytes()).index_select(0, rows))
+            taken.weights = step.job.take(weights.index_select(0, rows).float())
+            taken.logits = step.job.take(logits[:, :longest].index_select(0, rows))
+        taken.lengths = step.job.take(lengths.reshape(-1).index_select(0, rows))
+        taken.table = step.job.take(table[:, : self._width(taken.rows, taken.buffer, table)].index_select(0, rows))
+        layer.reads.append(taken)
+        step.parts.append(lambda step, arrays: self._tell(step, taken, arrays))
+
+    def _width(self, rows: list[Row], buffer: PoolBuffer, table: Any) -> int:
+        """Columns of a table that rows of these lengths use, and one more."""
+        longest = max(row.length // buffer.tokens_per_row for row in rows)
+        return min(int(table.shape[1]), _pages(longest, LAYOUTS[buffer.format].rows) + 1)
+
+    def _query_rows(self, step: Step, rows: list[Row]) -> Any:
+        """Query rows of ``rows`` on the device, uploaded once a pass."""
+        key = ("query rows", tuple(row.index for row in rows))
+        if key not in step.extra:
+            step.extra[key] = self.steps.upload(np.array([_query_row(step, row) for row in rows], np.int64))
+        return step.extra[key]
+
+    def _page_ids(self, step: Step, taken: _Taken, table: Any, first: int) -> Any:
+        """Physical pages of ``taken.pages`` as the kernel's table has them now."""
+        key = ("pages", tuple(row.index for row in taken.rows))
+        if key not in step.extra:
+            pairs = np.array(taken.pages, np.int64).reshape(-1, 2)
+            step.extra[key] = self.steps.upload(pairs)
+        pairs = step.extra[key]
+        rows = self._query_rows(step, taken.rows).index_select(0, pairs[:, 0]) - first
+        flat = rows * table.stride(0) + pairs[:, 1].clamp(0, table.shape[1] - 1) * table.stride(1)
+        whole = table.as_strided((_extent(table),), (1,))
+        return whole.index_select(0, flat.clamp(0, whole.shape[0] - 1)).long()
+
+    # -- which rows ------------------------------------------------------------------------------------------------
+
+    def _sampled(self, step: Step) -> list[Row]:
+        """Rows of a pass that are recorded whole; decided once, for all layers."""
+        if "sampled" not in step.extra:
+            step.extra["sampled"] = self._sample(step) if self.recorder.options.tap("read") else []
+        rows: list[Row] = step.extra["sampled"]
+        return rows
+
+    def _sample(self, step: Step) -> list[Row]:
+        options = self.recorder.options
+        judged = self.session.buffers.judged
+        page = sum(LAYOUTS[buffer.format].page_bytes for buffer in judged)
+        left = min(_BUDGET, self.steps.free // 4)
+        chosen = []
+        for row in step.rows:
+            rows = row.length // judged[0].tokens_per_row
+            if not rows or (step.extend and row.held.room % options.store_every):
+                continue  # a prefill reads with every token: the last one of a pass is taken, of some requests
+            seen = self.steps.seen(row.held)
+            seen.due |= seen.reads % options.read_every == 0
+            seen.reads += 1
+            if not seen.due:
+                continue
+            size = 2 * page * _pages(rows, LAYOUTS[judged[0].format].rows)
+            if size > left:
+                continue  # it stays due: a later pass may have room for it
+            left -= size
+            seen.due = False
+            chosen.append(row)
+        return chosen
+
+    # -- tables of all rows ------------------------------------------------------------------------------------------
+
+    def _tables(self, step: Step, buffer: PoolBuffer, table: Any, lengths: Any) -> None:
+        """Put the tables of a decode pass by, before its first read and once more when it is over."""
+        if step.extend or "tables" in step.extra or not step.rows:
+            return
+        rows = max(row.index for row in step.rows) + 1
+        width = self._width(step.rows, buffer, table)
+        before = step.job.take(table[:rows, :width].clone())
+        length = step.job.take(lengths.reshape(-1)[:rows].clone())
+        step.extra["tables"] = places = {"before": before, "lengths": length}
+        stamp = self.recorder.stamp(None, step.line)
+
+        def close() -> None:
+            places["after"] = step.job.take(table[:rows, :width].clone())
+
+        step.closing.append(close)
+        step.parts.append(lambda step, arrays: self._compare(step, buffer, places, stamp, arrays))
+
+    def _compare(
+        self,
+        step: Step,
+        buffer: PoolBuffer,
+        places: dict[str, int],
+        stamp: StampTuple,
+        arrays: list[npt.NDArray[Any]],
+    ) -> None:
+        """Record tables that differ from the last one recorded of their request."""
+        rows_of_page = LAYOUTS[buffer.format].rows
+        whole = {row.index for row in self._sampled(step)}
+        for row in step.rows:
+            rows = int(arrays[places["lengths"]][row.index])
+            used = _pages(rows, rows_of_page)
+            before = np.array(arrays[places["before"]][row.index, :used], np.int64)
+            after = np.array(arrays[places["after"]][row.index, :used], np.int64)
+            seen = self.steps.seen(row.held)
+            if row.index in whole:
+                seen.table = before
+                continue
+            same = np.array_equal(before, seen.table) and np.array_equal(before, after)
+            if same or not rows:
+                continue
+            seen.table = before
+            self.recorder.emit_at(
+                Read(row.held.room, row.held.attempt, buffer.number, step.number, rows, before, after), stamp
+            )
+
+    # -- on the host -------------------------------------------------------------------------------------------------
+
+    def _tell(self, step: Step, taken: _Taken, arrays: list[npt.NDArray[Any]]) -> None:
+        """Records of the sampled rows of one kernel call."""
+        rows_of_page = LAYOUTS[taken.buffer.format].rows
+        held_buffer = self.recorder.inventory.buffer(taken.buffer.number)
+        lengths = arrays[taken.lengths].astype(np.int64)
+        after = None
+        if "tables" in step.extra and "after" in step.extra["tables"]:
+            after = arrays[step.extra["tables"]["after"]]
+        places = np.array([place for place, _ in taken.pages], np.int64)
+        logical = np.array([page for _, page in taken.pages], np.int64)
+        for place, row in enumerate(taken.rows):
+            rows = int(lengths[place])
+            used = _pages(rows, rows_of_page)
+            table = arrays[taken.table][place].astype(np.int64)
+            mine = np.flatnonzero(places == place)
+            for moment, part, stamp in (
+                ("before", taken.before, taken.looked),
+                ("after", taken.after, taken.last),
+            ):
+                bare = Snapshot(
+                    "RD", moment, row.held.room, row.held.attempt, taken.buffer.number, -1, step.number, rows
+                )
+                emit_snapshot(
+                    self.recorder, held_buffer, bare, table[logical[mine]], logical[mine], arrays[part][mine], stamp
+                )
+            more: dict[str, Any] = {}
+            if taken.query >= 0:
+                more = {
+                    "query": E4M3[arrays[taken.query][place]],
+                    "weights": np.array(arrays[taken.weights][place], np.float32),
+                    "logits": np.array(arrays[taken.logits][place][:rows], np.float32),
+                }
+                if taken.top_k >= 0:
+                    wanted = taken.k if taken.k > 0 else arrays[taken.top_k].shape[1]
+                    more["top_k"] = request_rows(
+                        arrays[taken.top_k][place][:wanted].astype(np.int64), table[:used], rows_of_page
+                    )
+            self.recorder.emit_at(
+                Read(
+                    row.held.room, row.held.attempt, taken.buffer.number, step.number, rows, table[:used],
+                    np.zeros(0, np.int64) if after is None else after[row.index, :used].astype(np.int64),
+                    taken.k, taken.kernel, **more,
+                ),
+                taken.stamp,
+            )  # fmt: skip
+
+
+def request_rows(slots: I64, table: I64, rows_of_page: int) -> npt.NDArray[np.int32]:
+    """Rows of the request for physical ``slots`` (page times rows plus row) by its block table.
+
+    -1 stays -1; a slot in a page that the table does not have becomes -2.
+    """
+    found = np.full(len(slots), -2, np.int32)
+    found[slots == -1] = -1
+    page, row = np.divmod(slots, rows_of_page)
+    if len(table):
+        order = np.argsort(table, kind="stable")
+        where = np.minimum(np.searchsorted(table[order], page), len(table) - 1)
+        hit = (table[order][where] == page) & (slots >= 0)
+        found[hit] = (order[where][hit] * rows_of_page + row[hit]).astype(np.int32)
+    return found
+
+
+def e4m3_values() -> F32:
+    """Value of each e4m3fn code: float32[256] (no infinities; 0x7F and 0xFF are NaN)."""
+    codes = np.arange(256)
+    exponent, fraction = (codes >> 3) & 15, (codes & 7) / 8.0
+    values = np.where(
+        exponent == 0, fraction * 2.0**-6, (1.0 + fraction) * 2.0 ** (exponent.astype(np.float64) - 7)
+    )
+    values = np.where(codes & 128, -values, values)
+    values[(codes & 127) == 127] = np.nan
+    return values.astype(np.float32)
+
+
+E4M3 = e4m3_values()
+
+
+def _pages(rows: int, rows_of_page: int) -> int:
+    return -(-rows // rows_of_page)
+
+
+def _query_row(step: Step, row: Row) -> int:
+    """Query row of a request's newest token."""
+    return row.start + row.length - row.before - 1 if step.extend else row.index
+
+
+def _extent(table: Any) -> int:
+    """Elements from the first to the last of a two-dimensional tensor in memory."""
+    rows, columns = (int(n) for n in table.shape)
+    return (rows - 1) * int(table.stride(0)) + (columns - 1) * int(table.stride(1)) + 1
+
+
+def _bytes() -> Any:
+    import torch
+
+    return torch.uint8

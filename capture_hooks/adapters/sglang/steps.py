@@ -1,0 +1,424 @@
+"""Forward passes: who is in a batch, which pages the pass writes, and what is taken of it from the device.
+
+A step is one call of ``ModelRunner.forward``. The host knows who is in it and how long each request is; where their
+rows lie is known on the device alone (``req_to_token``). So every step submits one job to the device tap, on the
+stream of the pass: the pages of its requests, those that it wrote (ST), and what the hooks on the store and the
+read have put by. The rest is worked out when the job arrives on the host, long after the pass; records carry the
+stamps of the launch.
+
+A pass that replays a CUDA graph runs no Python of the model: the hooks on its store and its read see nothing of it.
+Its pages are looked at all the same, as they are when the pass is over.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from capture_hooks.adapters.sglang.pools import PoolBuffer
+from capture_hooks.adapters.sglang.requests import Held, room_of
+from capture_hooks.adapters.sglang.versions import Target, at
+from capture_hooks.codec import StampTuple
+from capture_hooks.events import Alloc, Order, Snapshot, Store
+from capture_hooks.layouts import LAYOUTS
+from capture_hooks.taps.pages import device_tap, emit_snapshot
+
+if TYPE_CHECKING:
+    from capture_hooks.adapters.sglang.session import Session
+    from capture_hooks.taps.device import DeviceTap, Job
+
+I64 = npt.NDArray[np.int64]
+Part = Callable[["Step", list[npt.NDArray[Any]]], None]
+
+HOOKS: tuple[Target, ...] = (
+    Target("run_batch", "step", at("managers.scheduler", "Scheduler.run_batch"), takes=("batch",)),
+    Target(
+        "forward",
+        "step",
+        at("model_executor.model_runner", "ModelRunner.forward"),
+        takes=("forward_batch",),
+    ),
+)
+
+_MAX_KNOWN = 8192  #: requests whose reads are counted
+_GRAPHS = "this pass replayed a CUDA graph: no Python of the model ran"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One request of a batch: ``index`` is its place, ``start`` its first query token; lengths are in tokens."""
+
+    index: int
+    held: Held
+    before: int
+    length: int
+    start: int
+
+
+@dataclass(slots=True)
+class Seen:
+    """What was recorded of one request so far."""
+
+    reads: int = 0
+    due: bool = True  # its next read is recorded with bytes
+    table: I64 = field(default_factory=lambda: np.zeros(0, np.int64))
+    shared: int = -1  # logical pages that it took over from others; -1 before its first pass
+
+
+@dataclass(slots=True)
+class Step:
+    """One pass while it runs. ``parts`` are run in order with the job's arrays when it has arrived."""
+
+    number: int
+    extend: bool
+    rows: list[Row]
+    line: int
+    begin: tuple[int, int]  # sequence number and time at its begin
+    job: Job
+    parts: list[Part] = field(default_factory=list)
+    stores: set[int] = field(default_factory=set)  # buffers whose store was seen
+    reads: set[int] = field(default_factory=set)
+    closing: list[Callable[[], None]] = field(default_factory=list)  # taken when the pass is over
+    once: dict[Any, int] = field(default_factory=dict)  # tensors taken once for all layers
+    extra: dict[Any, Any] = field(default_factory=dict)
+
+    def take_once(self, what: str, tensor: Any) -> int:
+        """Add a tensor that several layers share; returns its place among the arrays."""
+        key = (what, int(tensor.data_ptr()), tuple(tensor.shape))
+        if key not in self.once:
+            self.once[key] = self.job.take(tensor)
+        return self.once[key]
+
+
+def install(session: Session) -> None:
+    """Hook the scheduler's batches and the runner's passes."""
+    steps = session.steps = Steps(session)
+    session.patches.wrap("run_batch", around=steps.run_batch)
+    session.patches.wrap("forward", around=steps.forward)
+
+
+class Steps:
+    """The passes of one process."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.recorder = session.recorder
+        self.now: Step | None = None  #: the pass that runs; the scheduler's thread alone sets it
+        self.graphs = 0  #: passes that replayed a graph
+        self.on_unseen: list[Callable[[str], None]] = []  #: told the reason, when a pass is not followed for the first time
+        self._number = 0
+        self._batch: list[Any] = []
+        self._known: OrderedDict[tuple[int, int], Seen] = OrderedDict()
+        self._ends: deque[tuple[int, Any]] = deque()
+        self._passed = -1
+        self._tap: DeviceTap | None = None
+
+    # -- the hooks -----------------------------------------------------------------------------------------------
+
+    def run_batch(self, original: Callable[..., Any], scheduler: Any, batch: Any, *args: Any, **keywords: Any) -> Any:
+        """Around ``Scheduler.run_batch``: remember whose rows the pass below will have."""
+        with self.recorder.guard("sglang.run_batch"):
+            self._batch = list(getattr(batch, "reqs", None) or ())
+        try:
+            return original(scheduler, batch, *args, **keywords)
+        finally:
+            self._batch = []
+
+    def forward(
+        self, original: Callable[..., Any], runner: Any, forward_batch: Any, *args: Any, **keywords: Any
+    ) -> Any:
+        """Around ``ModelRunner.forward``."""
+        step: Step | None = None
+        if self.now is None and not getattr(runner, "is_draft_worker", False):
+            with self.recorder.guard("sglang.forward"):
+                step = self._begin(runner, forward_batch)
+        self.now = step if step is not None else self.now
+        try:
+            output = original(runner, forward_batch, *args, **keywords)
+        finally:
+            if step is not None:
+                self.now = None
+        if step is not None:
+            with self.recorder.guard("sglang.forward"):
+                self._end(step, runner, forward_batch, bool(getattr(output, "can_run_graph", False)))
+        return output
+
+    def unseen(self, why: str) -> None:
+        """Passes of a kind that the hooks on the store and the read cannot follow: they are not complete any more."""
+        told, self.on_unseen = self.on_unseen, []
+        for tell in told:
+            tell(why)
+
+    # -- begin and end -------------------------------------------------------------------------------------------
+
+    def _begin(self, runner: Any, batch: Any) -> Step | None:
+        rows = self._rows(batch)
+        if not rows:
+            return None  # warm-up, health check, idle
+        tap = self._tap_of(runner)
+        if tap is None or tap.capturing():
+            return None
+        from capture_hooks.taps.device import Job
+
+        mark = self.recorder.mark()
+        self._number += 1
+        step = Step(
+            self._number, not _is_decode(batch), rows, tap.line(), (mark.seq, mark.ns), Job()
+        )
+        key = f"{self.session.role}{self.session.rank}.step.{step.number}"
+        self.recorder.emit(Order("queue", key, "tail"))
+        self.recorder.emit(Order("queue", key, "head"), stream=step.line)
+        return step
+
+    def _tap_of(self, runner: Any) -> DeviceTap | None:
+        if self._tap is None:
+            judged = self.session.buffers.judged
+            if judged:
+                self._tap = device_tap(self.recorder, judged[0].tensor.device)
+        return self._tap
+
+    def _rows(self, batch: Any) -> list[Row]:
+        """Known requests of a batch; empty where the host does not know the lengths."""
+        reqs, rids = self._batch, getattr(batch, "rids", None)
+        mode = batch.forward_mode
+        if not reqs or mode.is_idle() or (rids is not None and [r.rid for r in reqs] != list(rids)):
+            return []
+        if mode.is_target_verify() or mode.is_draft_extend_v2():
+            self.unseen("speculative decoding: rows of drafts are not followed")
+            return []
+        lengths = ints(batch.seq_lens_cpu)
+        decode = _is_decode(batch)
+        before = [n - 1 for n in lengths] if decode else ints(batch.extend_prefix_lens_cpu)
+        added = [1] * len(lengths) if decode else ints(batch.extend_seq_lens_cpu)
+        if not (len(reqs) == len(lengths) == len(before) == len(added)):
+            return []
+        rows, start = [], 0
+        for index, req in enumerate(reqs):
+            held = self.session.requests.of_room(room_of(req))
+            if held is not None and not held.mark:
+                rows.append(Row(index, held, before[index], before[index] + added[index], start))
+            start += added[index]
+        return rows
+
+    def _end(self, step: Step, runner: Any, batch: Any, graph: bool) -> None:
+        tap = self._tap
+        if tap is None:
+            return
+        if graph:
+            self.graphs += 1
+            self.unseen(_GRAPHS)
+        self._pages(step, tap, runner, batch)
+        for close in step.closing:
+            close()
+        key = f"{self.session.role}{self.session.rank}.done.{step.number}"
+        self.recorder.emit(Order("sync", key, "tail"), stream=step.line)
+        self._ends.append((step.number, tap.event()))
+        while len(self._ends) > 64:  # nobody asked
+            self._ends.popleft()
+
+        def finish(arrays: list[npt.NDArray[Any]]) -> None:
+            for part in step.parts:
+                with self.recorder.guard("sglang.step"):
+                    part(step, arrays)
+
+        layers = len(self.session.buffers.judged)
+        tap.submit(step.job, finish, [(Snapshot.TABLE, layers), (Store.TABLE, layers)])
+
+    @property
+    def free(self) -> int:
+        """About how many bytes a pass may take from the device."""
+        return self._tap.free if self._tap is not None else 0
+
+    def upload(self, values: npt.NDArray[Any]) -> Any:
+        """A small array on the device, without waiting."""
+        if self._tap is None:
+            raise RuntimeError("no device tap")
+        return self._tap.upload(values)
+
+    # -- what the host may know of the device ---------------------------------------------------------------------
+
+    def passed(self) -> int:
+        """Number of the last pass that is known to be over, asked without waiting.
+
+        It puts the head of that pass's edge on the calling thread: what the pass did happened before what this thread
+        does from now on.
+        """
+        last = -1
+        with self.recorder.guard("sglang.passed"):
+            while self._ends and (self._ends[0][1] is None or self._ends[0][1].query()):
+                last = self._ends.popleft()[0]
+            if last >= 0:
+                self._passed = last
+                key = f"{self.session.role}{self.session.rank}.done.{last}"
+                self.recorder.emit(Order("sync", key, "head"))
+        return self._passed
+
+    def seen(self, held: Held) -> Seen:
+        """What was recorded of a request so far."""
+        key = (held.room, held.attempt)
+        found = self._known.pop(key, None) or Seen()
+        self._known[key] = found
+        if len(self._known) > _MAX_KNOWN:
+            self._known.popitem(last=False)
+        return found
+
+    # -- pages ---------------------------------------------------------------------------------------------------
+
+    def _pages(self, step: Step, tap: DeviceTap, runner: Any, batch: Any) -> None:
+        """Put by the pages of the step's requests, and the bytes of those that it wrote."""
+        from capture_hooks.taps.device import gather
+
+        buffers = self.session.buffers
+        judged = buffers.judged
+        if not judged:
+            return
+        tokens = page_tokens(judged[0])
+        written = [
+            (row, logical)
+            for row in step.rows
+            for logical in written_pages(row.before, row.length, judged[0].tokens_per_row, tokens)
+        ]
+        known = [
+            (row, logical)
+            for row in step.rows
+            for logical in self._wanted(step, row, tokens)
+        ]
+        looks = written if self.recorder.options.tap("store") else []
+        pairs = looks + known
+        if not pairs:
+            return
+        table = runner.req_to_token_pool.req_to_token
+        places = np.array([[row.index, logical * tokens] for row, logical in pairs], np.int64)
+        on_device = tap.upload(places)
+        rows = batch.req_pool_indices.index_select(0, on_device[:, 0].clamp(0, batch.req_pool_indices.shape[0] - 1))
+        flat = (rows.long() * table.shape[1] + on_device[:, 1]).clamp(0, table.numel() - 1)
+        pages = table.reshape(-1).index_select(0, flat).long() // tokens
+        at_pages = step.job.take(pages)
+        mark = self.recorder.mark()
+        at_bytes = [
+            step.job.take(gather(b.tensor, pages[: len(looks)], LAYOUTS[b.format].page_bytes))
+            for b in judged
+            if looks
+        ]
+        stamp = self.recorder.stamp(mark, step.line)
+        count = len(looks)
+
+        def finish(step: Step, arrays: list[npt.NDArray[Any]]) -> None:
+            found = arrays[at_pages]
+            self._allocs(step, known, found[count:])
+            for buffer, place in zip(judged, at_bytes, strict=False):
+                self._stored(step, buffer, looks, found[:count], arrays[place], stamp)
+
+        step.parts.insert(0, finish)
+
+    def _wanted(self, step: Step, row: Row, tokens: int) -> Iterable[int]:
+        """Logical pages of a row whose place is asked for: all in an extend pass or the first one, else a new page."""
+        seen = self.seen(row.held)
+        first, seen.shared = seen.shared < 0, max(seen.shared, 0) if seen.shared >= 0 else seen.shared
+        if first:
+            seen.shared = row.before // tokens if self.session.role != "decode" else 0
+        last = (row.length - 1) // tokens
+        if step.extend or first:
+            return range(last + 1)
+        return range(last, last + 1) if (row.length - 1) % tokens == 0 else ()
+
+    def _allocs(self, step: Step, pairs: list[tuple[Row, int]], pages: I64) -> None:
+        """Tell pages that a request did not have before."""
+        stamp = self._at_begin(step)
+        by_row: dict[int, list[tuple[int, int]]] = {}
+        held_of = {row.index: row.held for row, _ in pairs}
+        for (row, logical), page in zip(pairs, pages.tolist(), strict=True):
+            by_row.setdefault(row.index, []).append((logical, page))
+        for index, entries in by_row.items():
+            held = held_of[index]
+            news = [(logical, page) for logical, page in entries if held.pages.get(logical) != page]
+            shared = max(0, self.seen(held).shared)
+            for first, run, theirs in runs(news, shared, held.pages):
+                self.recorder.emit_at(
+                    Alloc(held.room, held.attempt, first, np.array(run, np.int64), theirs), stamp
+                )
+                if not held.over:
+                    self.session.requests.give(held, first, run)
+
+    def _at_begin(self, step: Step) -> StampTuple:
+        """A stamp at the begin of a step, on its stream: what was so when the pass began."""
+        seq, now = step.begin
+        return seq, seq, self.recorder.stamp()[2], step.line, now, now
+
+    def _stored(
+        self,
+        step: Step,
+        buffer: PoolBuffer,
+        looks: list[tuple[Row, int]],
+        pages: I64,
+        data: npt.NDArray[np.uint8],
+        stamp: StampTuple,
+    ) -> None:
+        """ST of the pages that the pass wrote, one record a request."""
+        held_buffer = self.recorder.inventory.buffer(buffer.number)
+        start = 0
+        while start < len(looks):
+            row = looks[start][0]
+            stop = start
+            while stop < len(looks) and looks[stop][0] is row:
+                stop += 1
+            logical = np.array([k for _, k in looks[start:stop]], np.int64)
+            bare = Snapshot(
+                "ST", "", row.held.room, row.held.attempt, buffer.number, -1, step.number,
+                row.length // buffer.tokens_per_row,
+            )  # fmt: skip
+            emit_snapshot(
+                self.recorder, held_buffer, bare, np.array(pages[start:stop]), logical, data[start:stop], stamp
+            )
+            start = stop
+
+
+def ints(values: Any) -> list[int]:
+    """Whole numbers of a list or of a tensor that is on the host; empty for anything else (a device is not asked)."""
+    if values is None:
+        return []
+    device = getattr(values, "device", None)
+    if device is not None and device.type != "cpu":
+        return []
+    return [int(v) for v in (values.tolist() if hasattr(values, "tolist") else values)]
+
+
+def page_tokens(buffer: PoolBuffer) -> int:
+    """Tokens whose rows share a page of the buffer."""
+    return LAYOUTS[buffer.format].rows * buffer.tokens_per_row
+
+
+def written_pages(before: int, length: int, tokens_per_row: int, tokens: int) -> range:
+    """Logical pages to which a pass from ``before`` to ``length`` tokens writes rows (a row is written with its last
+    token).
+    """
+    first, last = before // tokens_per_row, length // tokens_per_row - 1
+    rows = tokens // tokens_per_row
+    return range(first // rows, last // rows + 1) if last >= first else range(0)
+
+
+def runs(
+    news: list[tuple[int, int]], shared: int, had: dict[int, int]
+) -> list[tuple[int, list[int], bool]]:
+    """Adjacent logical pages with one answer to "was it another's?": (first logical page, pages, shared).
+
+    Pages of a prefix that was there before are another's; so is a page that replaces one which the request had: the
+    prefix tree has put an equal one in its place.
+    """
+    found: list[tuple[int, list[int], bool]] = []
+    for logical, page in sorted(news):
+        theirs = logical < shared or logical in had
+        if found and found[-1][0] + len(found[-1][1]) == logical and found[-1][2] == theirs:
+            found[-1][1].append(page)
+        else:
+            found.append((logical, [page], theirs))
+    return found
+
+
+def _is_decode(batch: Any) -> bool:
+    return bool(batch.forward_mode.is_decode())
