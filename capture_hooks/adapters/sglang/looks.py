@@ -15,24 +15,18 @@ import numpy.typing as npt
 from capture_hooks.adapters.sglang.pools import Buffers
 from capture_hooks.adapters.sglang.requests import Held
 from capture_hooks.recorder import Mark, Recorder
-from capture_hooks.taps.host import snapshot
+from capture_hooks.taps.pages import look
 
 I64 = npt.NDArray[np.int64]
 
-#: A snapshot function: that of ``taps.host`` for memory that the host sees.
-Tap = Callable[..., int]
-
 
 class Looks:
-    """The snapshots of one process.
-
-    ``device`` is the tap for buffers that the host cannot read: a function with the arguments of
-    ``taps.host.snapshot``; while it is ``None`` such buffers are not looked at.
+    """The snapshots of one process. Nobody waits for a device: such a look is over some time after the
+    call.
     """
 
     def __init__(self, recorder: Recorder, buffers: Buffers) -> None:
         self._recorder, self._buffers = recorder, buffers
-        self.device: Tap | None = None
         self._due: list[tuple[float, int, Callable[[], bool]]] = []
         self._count = itertools.count()
         self._wake = threading.Condition()
@@ -60,15 +54,13 @@ class Looks:
             return
         first = logical if isinstance(logical, int) else -1
         places = np.arange(first, first + len(pages)) if first >= 0 else np.asarray(logical, np.int64)
-        for buffer in self._buffers.judged:
-            if layers is not None and buffer.layer not in layers:
-                continue
-            tap = snapshot if buffer.on_host else self.device
-            if tap is not None:
-                tap(
-                    self._recorder, stage, moment, buffer.number, pages, places, room=held.room,
-                    attempt=held.attempt, transfer=transfer, step=step, rows=rows, mark=mark,
-                )  # fmt: skip
+        numbers = [b.number for b in self._buffers.judged if layers is None or b.layer in layers]
+        # A source at its post and a destination before and after its arrival are looked at as they are. At
+        # arrival the look takes its place before whatever this thread puts on its stream from then on.
+        look(
+            self._recorder, stage, moment, numbers, pages, places, room=held.room, attempt=held.attempt,
+            transfer=transfer, step=step, rows=rows, mark=mark, aside=(stage, moment) != ("RC", ""),
+        )  # fmt: skip
 
     def later(self, seconds: float, body: Callable[[], bool]) -> None:
         """Run ``body`` on a thread of its own after ``seconds``, and again as long as it returns True.

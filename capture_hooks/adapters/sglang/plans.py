@@ -1,9 +1,10 @@
 """The plan of a fused store: which rows it writes, where to, and for whom.
 
-A plan row is 16 bytes. Decode: word 0 is the request's length in tokens; the row is written if that is a multiple of the
-compress ratio, at ``out_loc`` of the same row. Prefill: word 0 is the position behind the row's last token
-(0xFFFFFFFF = padding) and the low half of word 1 the query token, and the row is written at ``out_loc`` of that token.
-RoPE gets word 0 less the ratio. With plans made on the device the order of rows is arbitrary.
+A plan row is 16 bytes. Decode: word 0 is the request's length in tokens; the row is written if that is a
+multiple of the compress ratio, at ``out_loc`` of the same row. Prefill: word 0 is the position behind the
+row's last token (0xFFFFFFFF = padding) and the low half of word 1 the query token, and the row is written at
+``out_loc`` of that token. RoPE gets word 0 less the ratio. With plans made on the device the order of rows is
+arbitrary.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ _PADDING = 0xFFFFFFFF
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Query tokens of one request in a batch: its place, its first query token, its lengths before and after."""
+    """Query tokens of one request in a batch: its place, its first query token, its lengths before and
+    after.
+    """
 
     index: int
     start: int
@@ -33,8 +36,8 @@ class Span:
 class Written:
     """Rows that a plan writes for known requests, in the plan's order.
 
-    ``plan`` is the row of the plan, ``owner`` the place of its request in the batch, ``slot`` where it is written, ``position``
-    what RoPE gets, ``row`` which row of the request it is, by the batch's own lengths.
+    ``plan`` is the row of the plan, ``owner`` the place of its request in the batch, ``slot`` where it is
+    written, ``position`` what RoPE gets, ``row`` which row of the request it is, by the batch's own lengths.
     """
 
     plan: I64
@@ -55,8 +58,8 @@ def written_rows(
 ) -> Written:
     """Rows written by ``plan`` (``uint8[n, 16]``) with ``out_loc`` (``int64[m]``).
 
-    Rows of nobody in ``spans`` (padding, warm-up, other requests) are left out, and so is a row whose slot the plan does not
-    have.
+    Rows of nobody in ``spans`` (padding, warm-up, other requests) are left out, and so is a row whose slot
+    the plan does not have.
     """
     words = np.ascontiguousarray(plan).view("<u4").reshape(-1, 4)
     length = words[:, 0].astype(np.int64)

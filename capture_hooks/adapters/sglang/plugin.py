@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("kv_replay")
 
 #: Modules of hooks below this package, in the order in which they are installed.
-MODULES: tuple[str, ...] = ("owners",)
+MODULES: tuple[str, ...] = ("owners", "steps", "store", "read")
 
 #: Classes whose constructors are watched: module -> class names.
 POOLS = {

@@ -67,7 +67,9 @@ class Buffers:
                 "DRAM" if on_host else "VRAM",
             )  # fmt: skip
             if judged:
-                self._recorder.inventory.add(event, bytes_of(tensor) if on_host else None)
+                self._recorder.inventory.add(
+                    event, bytes_of(tensor) if on_host else None, None if on_host else flat_bytes(tensor)
+                )
                 self.judged.append(found)
             else:
                 self._recorder.emit(event)
@@ -83,11 +85,16 @@ class Buffers:
 
 def bytes_of(tensor: Any) -> npt.NDArray[np.uint8]:
     """Live memory of a contiguous CPU tensor as ``uint8[pages, pitch]``."""
+    found: npt.NDArray[np.uint8] = flat_bytes(tensor).numpy()
+    return found
+
+
+def flat_bytes(tensor: Any) -> Any:
+    """The same memory as a tensor ``uint8[pages, pitch]``."""
     import torch
 
     flat = tensor.view(torch.uint8) if tensor.dtype != torch.uint8 else tensor
-    found: npt.NDArray[np.uint8] = flat.reshape(tensor.shape[0], -1).numpy()
-    return found
+    return flat.view(tensor.shape[0], -1)
 
 
 Description = tuple[str, int, str, Any, int, int]

@@ -1,10 +1,11 @@
-"""The read: what the logits kernel was given and what it made of it, for sampled rows; the tables of all of them.
+"""The read: what the logits kernel was given and what it made of it, for sampled rows; the tables of all of
+them.
 
-The indexer imports its logits function where it calls it, so the attribute of the module that it comes from is hooked; the
-call around it (``forward_c4_indexer``) tells the layer and leaves the top-k behind. Of a request its first read and every
-``read_every``-th pass after it are recorded whole: length, block table, query, weights, logits, top-k, and the pages before
-and after the kernel. Of all other rows the table is compared with the one that was recorded last, and recorded where it is
-another one.
+The indexer imports its logits function where it calls it, so the attribute of the module that it comes from
+is hooked; the call around it (``forward_c4_indexer``) tells the layer and leaves the top-k behind. Of a
+request its first read and every ``read_every``-th pass after it are recorded whole: length, block table,
+query, weights, logits, top-k, and the pages before and after the kernel. Of all other rows the table is
+compared with the one that was recorded last, and recorded where it is another one.
 """
 
 from __future__ import annotations
@@ -49,7 +50,9 @@ KERNELS: dict[str, tuple[str, str, str]] = {
 
 HOOKS: tuple[Target, ...] = (
     *(Target(name, "read", {EVERYWHERE: place}, optional=True) for name, (place, _, _) in KERNELS.items()),
-    Target("read_layer", "top-k", at(_INDEXER, "C4IndexerBackendMixin.forward_c4_indexer"), takes=("c4_indexer",)),
+    Target(
+        "read_layer", "top-k", at(_INDEXER, "C4IndexerBackendMixin.forward_c4_indexer"), takes=("c4_indexer",)
+    ),
     Target(
         "read_gathered",
         "read of gathered keys",
@@ -125,10 +128,12 @@ class ReadHooks:
         if self.session.role == "server":
             self.incomplete("a read of gathered keys (SGLANG_OPT_DSV4_NONPAGED_INDEXER) is not recorded")
 
-    # -- the layer around the kernel -------------------------------------------------------------------------------
+    # -- the layer around the kernel -------------------------------------------------------------------------
 
     def layer(self, original: Callable[..., Any], backend: Any, *args: Any, **keywords: Any) -> Any:
-        """Around ``forward_c4_indexer``: kernels below it belong to this layer; the top-k is there when it returns."""
+        """Around ``forward_c4_indexer``: kernels below it belong to this layer; the top-k is there when it
+        returns.
+        """
         step = self.steps.now
         if step is None:
             return original(backend, *args, **keywords)
@@ -149,7 +154,7 @@ class ReadHooks:
                     taken.k = layer.k
         return found
 
-    # -- the kernel ------------------------------------------------------------------------------------------------
+    # -- the kernel ------------------------------------------------------------------------------------------
 
     def kernel(self, name: str) -> Callable[..., Any]:
         """The body of the hook on one logits function."""
@@ -172,7 +177,15 @@ class ReadHooks:
         return around
 
     def _before(
-        self, step: Step, layer: _Layer, kernel: str, query: Any, cache: Any, weights: Any, lengths: Any, table: Any
+        self,
+        step: Step,
+        layer: _Layer,
+        kernel: str,
+        query: Any,
+        cache: Any,
+        weights: Any,
+        lengths: Any,
+        table: Any,
     ) -> _Taken | None:
         from capture_hooks.taps.device import gather
 
@@ -222,11 +235,15 @@ class ReadHooks:
         rows = self._query_rows(step, taken.rows) - first
         longest = max(row.length // taken.buffer.tokens_per_row for row in taken.rows)
         if not isinstance(query, tuple):  # fp4 queries come with scales and are not decoded
-            taken.query = step.job.take(query.reshape(query.shape[0], -1).view(_bytes()).index_select(0, rows))
+            taken.query = step.job.take(
+                query.reshape(query.shape[0], -1).view(_bytes()).index_select(0, rows)
+            )
             taken.weights = step.job.take(weights.index_select(0, rows).float())
             taken.logits = step.job.take(logits[:, :longest].index_select(0, rows))
         taken.lengths = step.job.take(lengths.reshape(-1).index_select(0, rows))
-        taken.table = step.job.take(table[:, : self._width(taken.rows, taken.buffer, table)].index_select(0, rows))
+        taken.table = step.job.take(
+            table[:, : self._width(taken.rows, taken.buffer, table)].index_select(0, rows)
+        )
         layer.reads.append(taken)
         step.parts.append(lambda step, arrays: self._tell(step, taken, arrays))
 
@@ -254,7 +271,7 @@ class ReadHooks:
         whole = table.as_strided((_extent(table),), (1,))
         return whole.index_select(0, flat.clamp(0, whole.shape[0] - 1)).long()
 
-    # -- which rows ------------------------------------------------------------------------------------------------
+    # -- which rows ------------------------------------------------------------------------------------------
 
     def _sampled(self, step: Step) -> list[Row]:
         """Rows of a pass that are recorded whole; decided once, for all layers."""
@@ -272,7 +289,7 @@ class ReadHooks:
         for row in step.rows:
             rows = row.length // judged[0].tokens_per_row
             if not rows or (step.extend and row.held.room % options.store_every):
-                continue  # a prefill reads with every token: the last one of a pass is taken, of some requests
+                continue  # of some requests only: a prefill reads with every token
             seen = self.steps.seen(row.held)
             seen.due |= seen.reads % options.read_every == 0
             seen.reads += 1
@@ -286,7 +303,7 @@ class ReadHooks:
             chosen.append(row)
         return chosen
 
-    # -- tables of all rows ------------------------------------------------------------------------------------------
+    # -- tables of all rows ----------------------------------------------------------------------------------
 
     def _tables(self, step: Step, buffer: PoolBuffer, table: Any, lengths: Any) -> None:
         """Put the tables of a decode pass by, before its first read and once more when it is over."""
@@ -333,7 +350,7 @@ class ReadHooks:
                 Read(row.held.room, row.held.attempt, buffer.number, step.number, rows, before, after), stamp
             )
 
-    # -- on the host -------------------------------------------------------------------------------------------------
+    # -- on the host -----------------------------------------------------------------------------------------
 
     def _tell(self, step: Step, taken: _Taken, arrays: list[npt.NDArray[Any]]) -> None:
         """Records of the sampled rows of one kernel call."""
@@ -358,7 +375,13 @@ class ReadHooks:
                     "RD", moment, row.held.room, row.held.attempt, taken.buffer.number, -1, step.number, rows
                 )
                 emit_snapshot(
-                    self.recorder, held_buffer, bare, table[logical[mine]], logical[mine], arrays[part][mine], stamp
+                    self.recorder,
+                    held_buffer,
+                    bare,
+                    table[logical[mine]],
+                    logical[mine],
+                    arrays[part][mine],
+                    stamp,
                 )
             more: dict[str, Any] = {}
             if taken.query >= 0:

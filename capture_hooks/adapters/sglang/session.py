@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import atexit
+import os
+import signal
 import threading
 from collections.abc import Iterable
 from typing import Any
@@ -16,6 +18,7 @@ from capture_hooks.adapters.sglang.tell import say
 from capture_hooks.adapters.sglang.versions import Layout, Target
 from capture_hooks.events import Order, Process
 from capture_hooks.recorder import Recorder
+from capture_hooks.taps.pages import device_tap
 
 #: Names of transports in traces.
 _TRANSPORTS = {"nixl": "nixl/UCX"}
@@ -32,7 +35,8 @@ class Session:
     * ``looks``: snapshots of a request's pages in every judged buffer (``looks.look``);
     * ``buffers``: ``pools.Buffers``, every buffer of the pools: ``buffers.judged`` are those whose pages are looked
       at, ``buffers.of_layer(layer)`` and ``buffers.of_address(data_ptr)`` find one.;
-    * ``runner``: the model runner, ``None`` where managers are used without one.
+    * ``runner``: the model runner, ``None`` where managers are used without one;
+    * ``steps``: ``steps.Steps``, the forward passes; ``steps.passed()`` asks which of them are over.
     """
 
     def __init__(
@@ -48,6 +52,7 @@ class Session:
         self.buffers = Buffers(recorder)
         self.looks = Looks(recorder, self.buffers)
         self.runner: Any = None
+        self.steps: Any = None
         self._told = threading.Event()
 
     @classmethod
@@ -66,6 +71,8 @@ class Session:
             return None
         session = cls(recorder, role, rank, layout, targets)
         atexit.register(session.tell)
+        atexit.register(session.settle)  # before the recorder closes
+        _on_termination(session)
         return session
 
     def pool(self, pool: Any) -> None:
@@ -91,9 +98,38 @@ class Session:
             self._told.set()
             self.tell()
 
+    def settle(self, seconds: float = 5.0) -> None:
+        """Hand over what is still on its way from the device, waiting at most ``seconds``."""
+        tap = device_tap(self.recorder)
+        if tap is not None:
+            tap.close(seconds)
+
     def end(self) -> None:
         """Put the originals back and close the journal (tests)."""
         atexit.unregister(self.tell)
+        atexit.unregister(self.settle)
         self.looks.end()
         self.patches.restore()
+        self.settle()
         capture_hooks.stop()
+
+
+def _on_termination(session: Session) -> None:
+    """Close the journal when the process is asked to end and nobody else has claimed that signal.
+
+    A scheduler process leaves SIGTERM to the system, which ends it without its exit handlers. The signal takes its
+    course when the journal is closed.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return
+    if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        return
+
+    def ended(number: int, _: Any) -> None:
+        signal.signal(number, signal.SIG_DFL)
+        session.tell()
+        session.settle(2.0)
+        capture_hooks.stop()
+        os.kill(os.getpid(), number)
+
+    signal.signal(signal.SIGTERM, ended)

@@ -1,13 +1,13 @@
 """Forward passes: who is in a batch, which pages the pass writes, and what is taken of it from the device.
 
-A step is one call of ``ModelRunner.forward``. The host knows who is in it and how long each request is; where their
-rows lie is known on the device alone (``req_to_token``). So every step submits one job to the device tap, on the
-stream of the pass: the pages of its requests, those that it wrote (ST), and what the hooks on the store and the
-read have put by. The rest is worked out when the job arrives on the host, long after the pass; records carry the
-stamps of the launch.
+A step is one call of ``ModelRunner.forward``. The host knows who is in it and how long each request is; where
+their rows lie is known on the device alone (``req_to_token``). So every step submits one job to the device
+tap, on the stream of the pass: the pages of its requests, those that it wrote (ST), and what the hooks on the
+store and the read have put by. The rest is worked out when the job arrives on the host, long after the pass;
+records carry the stamps of the launch.
 
-A pass that replays a CUDA graph runs no Python of the model: the hooks on its store and its read see nothing of it.
-Its pages are looked at all the same, as they are when the pass is over.
+A pass that replays a CUDA graph runs no Python of the model: the hooks on its store and its read see nothing
+of it. Its pages are looked at all the same, as they are when the pass is over.
 """
 
 from __future__ import annotations
@@ -51,7 +51,9 @@ _GRAPHS = "this pass replayed a CUDA graph: no Python of the model ran"
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One request of a batch: ``index`` is its place, ``start`` its first query token; lengths are in tokens."""
+    """One request of a batch: ``index`` is its place, ``start`` its first query token; lengths are in
+    tokens.
+    """
 
     index: int
     held: Held
@@ -110,7 +112,8 @@ class Steps:
         self.recorder = session.recorder
         self.now: Step | None = None  #: the pass that runs; the scheduler's thread alone sets it
         self.graphs = 0  #: passes that replayed a graph
-        self.on_unseen: list[Callable[[str], None]] = []  #: told the reason, when a pass is not followed for the first time
+        #: Told the reason, when a pass is not followed for the first time.
+        self.on_unseen: list[Callable[[str], None]] = []
         self._number = 0
         self._batch: list[Any] = []
         self._known: OrderedDict[tuple[int, int], Seen] = OrderedDict()
@@ -118,9 +121,11 @@ class Steps:
         self._passed = -1
         self._tap: DeviceTap | None = None
 
-    # -- the hooks -----------------------------------------------------------------------------------------------
+    # -- the hooks -------------------------------------------------------------------------------------------
 
-    def run_batch(self, original: Callable[..., Any], scheduler: Any, batch: Any, *args: Any, **keywords: Any) -> Any:
+    def run_batch(
+        self, original: Callable[..., Any], scheduler: Any, batch: Any, *args: Any, **keywords: Any
+    ) -> Any:
         """Around ``Scheduler.run_batch``: remember whose rows the pass below will have."""
         with self.recorder.guard("sglang.run_batch"):
             self._batch = list(getattr(batch, "reqs", None) or ())
@@ -149,12 +154,14 @@ class Steps:
         return output
 
     def unseen(self, why: str) -> None:
-        """Passes of a kind that the hooks on the store and the read cannot follow: they are not complete any more."""
+        """Passes of a kind that the hooks on the store and the read cannot follow: they are not complete any
+        more.
+        """
         told, self.on_unseen = self.on_unseen, []
         for tell in told:
             tell(why)
 
-    # -- begin and end -------------------------------------------------------------------------------------------
+    # -- begin and end ---------------------------------------------------------------------------------------
 
     def _begin(self, runner: Any, batch: Any) -> Step | None:
         rows = self._rows(batch)
@@ -167,9 +174,7 @@ class Steps:
 
         mark = self.recorder.mark()
         self._number += 1
-        step = Step(
-            self._number, not _is_decode(batch), rows, tap.line(), (mark.seq, mark.ns), Job()
-        )
+        step = Step(self._number, not _is_decode(batch), rows, tap.line(), (mark.seq, mark.ns), Job())
         key = f"{self.session.role}{self.session.rank}.step.{step.number}"
         self.recorder.emit(Order("queue", key, "tail"))
         self.recorder.emit(Order("queue", key, "head"), stream=step.line)
@@ -240,13 +245,13 @@ class Steps:
             raise RuntimeError("no device tap")
         return self._tap.upload(values)
 
-    # -- what the host may know of the device ---------------------------------------------------------------------
+    # -- what the host may know of the device ----------------------------------------------------------------
 
     def passed(self) -> int:
         """Number of the last pass that is known to be over, asked without waiting.
 
-        It puts the head of that pass's edge on the calling thread: what the pass did happened before what this thread
-        does from now on.
+        It puts the head of that pass's edge on the calling thread: what the pass did happened before what
+        this thread does from now on.
         """
         last = -1
         with self.recorder.guard("sglang.passed"):
@@ -267,7 +272,7 @@ class Steps:
             self._known.popitem(last=False)
         return found
 
-    # -- pages ---------------------------------------------------------------------------------------------------
+    # -- pages -----------------------------------------------------------------------------------------------
 
     def _pages(self, step: Step, tap: DeviceTap, runner: Any, batch: Any) -> None:
         """Put by the pages of the step's requests, and the bytes of those that it wrote."""
@@ -283,11 +288,7 @@ class Steps:
             for row in step.rows
             for logical in written_pages(row.before, row.length, judged[0].tokens_per_row, tokens)
         ]
-        known = [
-            (row, logical)
-            for row in step.rows
-            for logical in self._wanted(step, row, tokens)
-        ]
+        known = [(row, logical) for row in step.rows for logical in self._wanted(step, row, tokens)]
         looks = written if self.recorder.options.tap("store") else []
         pairs = looks + known
         if not pairs:
@@ -295,7 +296,9 @@ class Steps:
         table = runner.req_to_token_pool.req_to_token
         places = np.array([[row.index, logical * tokens] for row, logical in pairs], np.int64)
         on_device = tap.upload(places)
-        rows = batch.req_pool_indices.index_select(0, on_device[:, 0].clamp(0, batch.req_pool_indices.shape[0] - 1))
+        rows = batch.req_pool_indices.index_select(
+            0, on_device[:, 0].clamp(0, batch.req_pool_indices.shape[0] - 1)
+        )
         flat = (rows.long() * table.shape[1] + on_device[:, 1]).clamp(0, table.numel() - 1)
         pages = table.reshape(-1).index_select(0, flat).long() // tokens
         at_pages = step.job.take(pages)
@@ -317,9 +320,11 @@ class Steps:
         step.parts.insert(0, finish)
 
     def _wanted(self, step: Step, row: Row, tokens: int) -> Iterable[int]:
-        """Logical pages of a row whose place is asked for: all in an extend pass or the first one, else a new page."""
+        """Logical pages of a row whose place is asked for: all in an extend pass or the first one, else a new
+        page.
+        """
         seen = self.seen(row.held)
-        first, seen.shared = seen.shared < 0, max(seen.shared, 0) if seen.shared >= 0 else seen.shared
+        first = seen.shared < 0
         if first:
             seen.shared = row.before // tokens if self.session.role != "decode" else 0
         last = (row.length - 1) // tokens
@@ -373,13 +378,21 @@ class Steps:
                 row.length // buffer.tokens_per_row,
             )  # fmt: skip
             emit_snapshot(
-                self.recorder, held_buffer, bare, np.array(pages[start:stop]), logical, data[start:stop], stamp
+                self.recorder,
+                held_buffer,
+                bare,
+                np.array(pages[start:stop]),
+                logical,
+                data[start:stop],
+                stamp,
             )
             start = stop
 
 
 def ints(values: Any) -> list[int]:
-    """Whole numbers of a list or of a tensor that is on the host; empty for anything else (a device is not asked)."""
+    """Whole numbers of a list or of a tensor that is on the host; empty for anything else (a device is not
+    asked).
+    """
     if values is None:
         return []
     device = getattr(values, "device", None)
@@ -394,21 +407,19 @@ def page_tokens(buffer: PoolBuffer) -> int:
 
 
 def written_pages(before: int, length: int, tokens_per_row: int, tokens: int) -> range:
-    """Logical pages to which a pass from ``before`` to ``length`` tokens writes rows (a row is written with its last
-    token).
+    """Logical pages to which a pass from ``before`` to ``length`` tokens writes rows (a row is written with
+    its last token).
     """
     first, last = before // tokens_per_row, length // tokens_per_row - 1
     rows = tokens // tokens_per_row
     return range(first // rows, last // rows + 1) if last >= first else range(0)
 
 
-def runs(
-    news: list[tuple[int, int]], shared: int, had: dict[int, int]
-) -> list[tuple[int, list[int], bool]]:
+def runs(news: list[tuple[int, int]], shared: int, had: dict[int, int]) -> list[tuple[int, list[int], bool]]:
     """Adjacent logical pages with one answer to "was it another's?": (first logical page, pages, shared).
 
-    Pages of a prefix that was there before are another's; so is a page that replaces one which the request had: the
-    prefix tree has put an equal one in its place.
+    Pages of a prefix that was there before are another's; so is a page that replaces one which the request
+    had: the prefix tree has put an equal one in its place.
     """
     found: list[tuple[int, list[int], bool]] = []
     for logical, page in sorted(news):

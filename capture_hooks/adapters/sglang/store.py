@@ -1,12 +1,12 @@
 """The store: which rows the fused kernel wrote, and for some requests what it was given.
 
-On NVIDIA one kernel normalises, rotates, transforms, quantises and scatters the keys: the hook is on the function that
-launches it. It is used for the latent cache too (rows of 512), which is left alone. Which rows it writes stands in a
-plan on the device (``plans.py``): plan and slots are taken once a pass, inputs only where they are kept, and all of it is
-worked out when it has arrived on the host.
+On NVIDIA one kernel normalises, rotates, transforms, quantises and scatters the keys: the hook is on the
+function that launches it. It is used for the latent cache too (rows of 512), which is left alone. Which rows
+it writes stands in a plan on the device (``plans.py``): plan and slots are taken once a pass, inputs only
+where they are kept, and all of it is worked out when it has arrived on the host.
 
-Every other way into the buffers is a tripwire: a pool setter, a gather into host memory and back, a release of the memory. A
-call of one closes the rung: the hook on the store is not complete from then on.
+Every other way into the buffers is a tripwire: a pool setter, a gather into host memory and back, a release
+of the memory. A call of one closes the rung: the hook on the store is not complete from then on.
 """
 
 from __future__ import annotations
@@ -132,7 +132,8 @@ class StoreHooks:
                 if not len(mine.row):
                     continue
                 inputs: dict[str, Any] = {}
-                # The angles were taken at the position that the plan names: they are the right ones only where it is right.
+                # The angles were taken at the position that the plan names: they are the right ones only
+                # where it is right.
                 if at_keys >= 0 and self._kept(row) and np.array_equal(mine.position, mine.row * ratio):
                     inputs = {"keys": arrays[at_keys][mine.plan], "rope": arrays[at_rope][mine.plan]}
                 self.recorder.emit_at(
@@ -146,7 +147,9 @@ class StoreHooks:
         step.parts.append(finish)
 
     def _rope(self, step: Step, plan: Any, freq_cis: Any, ratio: int) -> int:
-        """(cos, sin) of each pair at the position of each row of the plan: float32[n, 64]; taken once a pass."""
+        """(cos, sin) of each pair at the position of each row of the plan: float32[n, 64]; taken once a
+        pass.
+        """
         key = ("rope", int(plan[1].data_ptr()), int(freq_cis.data_ptr()))
         if key not in step.once:
             import torch
@@ -175,8 +178,10 @@ def _rows(
     if key not in step.extra:
         spans = [Span(row.index, row.start, row.before, row.length) for row in step.rows]
         step.extra[key] = written_rows(
-            arrays[at_plan], np.array(arrays[at_slots], np.int64).reshape(-1), spans, decode=decode, ratio=ratio
+            arrays[at_plan],
+            np.array(arrays[at_slots], np.int64).reshape(-1),
+            spans,
+            decode=decode,
+            ratio=ratio,
         )
     return step.extra[key]
-
-

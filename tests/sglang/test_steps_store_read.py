@@ -1,0 +1,227 @@
+"""Hooks on passes, stores and reads around a fake engine (CPU tensors, twins as kernels): the record replays."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from capture_hooks.events import Process, Request
+from capture_hooks.options import Options
+from capture_hooks.recorder import Recorder
+from capture_hooks.taps.pages import device_tap
+
+torch = pytest.importorskip("torch")
+from capture_hooks.adapters.sglang.plans import Span, written_rows  # noqa: E402
+from capture_hooks.adapters.sglang.read import E4M3, ReadHooks, request_rows  # noqa: E402
+from capture_hooks.adapters.sglang.steps import Steps, ints, runs, written_pages  # noqa: E402
+from capture_hooks.adapters.sglang.store import StoreHooks  # noqa: E402
+from replay.judge import judge  # noqa: E402
+from replay.trace.reader import open_trace  # noqa: E402
+from replay.verdict import Verdict  # noqa: E402
+from tests.sglang.fake_engine import FakeEngine  # noqa: E402
+
+COVERED = ("store", "alloc", "read")
+
+
+def bind(function: Any, body: Any) -> Any:
+    """The function with ``body`` around it, as ``Patches.wrap`` does it."""
+    return lambda *args, **keywords: body(function, *args, **keywords)
+
+
+def hook(engine: FakeEngine) -> Steps:
+    """Hang the hooks into a fake engine as ``install`` hangs them into SGLang."""
+    recorder, session = engine.session.recorder, engine.session
+    steps = session.steps = Steps(session)
+    stores, reads = StoreHooks(session, steps), ReadHooks(session, steps)
+    engine.kernel_store = bind(engine.kernel_store, stores.store)
+    engine.layer_store = bind(engine.layer_store, stores.layer)
+    engine.kernel_logits = bind(engine.kernel_logits, reads.kernel("deep_gemm.fp8_paged_mqa_logits"))
+    engine.layer_read = bind(engine.layer_read, reads.layer)
+    forward = bind(engine.forward, steps.forward)
+    batch_of = type("FakeBatch", (), {})
+
+    def run(runner: Any, batch: Any) -> Any:
+        scheduled = batch_of()
+        scheduled.reqs = engine.reqs
+        return steps.run_batch(lambda _, __: forward(runner, batch), None, scheduled)
+
+    engine.forward = run
+    for what in COVERED:
+        recorder.hook(f"fake.{what}", what)
+        recorder.fired(f"fake.{what}")
+    return steps
+
+
+def run(folder: Path, wrong: dict[str, Any] | None = None, **options: Any) -> Verdict:
+    """Two requests prefill in chunks, then decode together; the verdict on the trace."""
+    recorder = Recorder(
+        Options(capture=folder, mode="full", seal=False, read_every=16, **options), Process(role="server")
+    )
+    engine = FakeEngine(recorder, seed=7)
+    hook(engine)
+    first, second = engine.start(16, 421, 3), engine.start(9, 90, 5)
+    for req in (first, second):
+        recorder.emit(Request(req.bootstrap_room, 0, "start", rows=10**6))
+        recorder.emit(Request(req.bootstrap_room, 0, "arrived"))
+    engine.step([first], [300])
+    engine.step([second, first], [90, 121])
+    engine.wrong = wrong or {}
+    for _ in range(40):
+        engine.step([first, second], None)
+    tap = device_tap(recorder)
+    assert tap is not None
+    tap.close(30)
+    recorder.close()
+    with open_trace(folder) as trace:
+        return judge(trace)
+
+
+def test_a_right_engine_is_clean_and_its_stores_and_reads_were_done_again(tmp_path: Path) -> None:
+    verdict = run(tmp_path)
+    assert verdict.verdict == "clean", (verdict.findings, verdict.not_judged)
+    stores, reads = verdict.scope["stores"], verdict.scope["reads"]
+    assert stores["rows"] == stores["rows_reproduced"] >= 2 * (421 // 4 + 90 // 4 + 20)
+    assert reads["judged"] >= 2 * 2 * 3
+    assert not stores["skipped"]
+    assert verdict.scope["tables"] > 0
+
+
+@pytest.mark.parametrize(
+    ("wrong", "code"),
+    [("store", "F30"), ("logits", "F25"), ("top-k", "F27")],
+    ids=["store", "logits", "top-k"],
+)
+def test_a_wrong_kernel_is_named(tmp_path: Path, wrong: str, code: str) -> None:
+    verdict = run(tmp_path, {wrong: True})
+    assert verdict.verdict == "divergent"
+    assert {finding.code for finding in verdict.findings} == {code}
+
+
+def test_a_pass_that_replays_a_graph_closes_the_rungs_that_it_hides(tmp_path: Path) -> None:
+    recorder = Recorder(Options(capture=tmp_path, mode="full", seal=False), Process(role="server"))
+    engine = FakeEngine(recorder)
+    steps = hook(engine)
+    for name, what in (("store", "store"), ("read_deep_gemm", "read"), ("read_layer", "top-k")):
+        recorder.hook(f"sglang.{name}", what)
+        recorder.fired(f"sglang.{name}")
+    req = engine.start(8, 40, 1)
+    recorder.emit(Request(8, 0, "start", rows=10))
+    engine.step([req], [40])
+    engine.graph = True
+    engine.step([req], None)
+    engine.step([req], None)
+    assert steps.graphs == 2
+    assert steps.passed() == 3
+    tap = device_tap(recorder)
+    assert tap is not None
+    tap.close(30)
+    recorder.close()
+    with open_trace(tmp_path) as trace:
+        verdict = judge(trace)
+        hooks = trace.table("hook")
+        notes = {
+            str(n): (bool(c), str(t))
+            for n, c, t in zip(hooks["name"], hooks["complete"], hooks["note"], strict=True)
+        }
+    assert verdict.verdict == "inconclusive"
+    for name in ("store", "read_deep_gemm", "read_layer"):
+        complete, note = notes[f"sglang.{name}"]
+        assert not complete
+        assert "CUDA graph" in note
+
+
+def test_mode_digest_keeps_no_bytes_and_reads_are_still_compared(tmp_path: Path) -> None:
+    recorder = Recorder(Options(capture=tmp_path, mode="digest", seal=False), Process(role="server"))
+    engine = FakeEngine(recorder)
+    hook(engine)
+    req = engine.start(8, 300, 1)
+    recorder.emit(Request(8, 0, "start", rows=10**6))
+    engine.step([req], [300])
+    engine.step([req], None)
+    tap = device_tap(recorder)
+    assert tap is not None
+    tap.close(30)
+    recorder.close()
+    with open_trace(tmp_path) as trace:
+        verdict = judge(trace)
+        assert not trace.contents.has_data.any()
+        assert not (trace.table("store").bulk_size("keys") > 0).any()
+    assert verdict.scope["read_snapshots"] > 0
+    assert not verdict.findings
+
+
+def test_rows_of_a_decode_plan() -> None:
+    words = np.zeros((5, 4), np.uint32)
+    words[:, 0] = [8, 9, 12, 0, 16]
+    slots = np.array([70, 0, 5, 0, 9])
+    spans = [Span(0, 0, 7, 8), Span(1, 1, 8, 9), Span(2, 2, 11, 12)]
+    found = written_rows(words.view(np.uint8), slots, spans, decode=True, ratio=4)
+    assert found.owner.tolist() == [0, 2]  # 9 is no multiple of 4, row 4 is nobody's
+    assert found.slot.tolist() == [70, 5]
+    assert found.position.tolist() == [4, 8]
+    assert found.row.tolist() == [1, 2]
+
+
+def test_rows_of_a_prefill_plan_in_any_order_with_padding_and_state_words() -> None:
+    words = np.zeros((5, 4), np.uint32)
+    words[:, 0] = [4, 0xFFFFFFFF, 204, 8, 200]
+    words[:, 1] = np.array([3, 0, 14, 7, 10]) | (5 << 16)
+    slots = np.arange(100, 116)
+    spans = [Span(0, 0, 0, 9), Span(3, 9, 198, 205)]
+    found = written_rows(words.view(np.uint8), slots, spans, decode=False, ratio=4)
+    assert found.plan.tolist() == [0, 2, 3, 4]
+    assert found.of(0).row.tolist() == [0, 1]
+    assert found.of(0).slot.tolist() == [103, 107]
+    assert found.of(3).row.tolist() == [49, 50]
+    assert found.of(3).slot.tolist() == [110, 114]
+    assert found.of(3).position.tolist() == [196, 200]
+
+
+def test_a_plan_that_names_another_position_than_the_batch_is_told_as_it_is() -> None:
+    words = np.zeros((1, 4), np.uint32)
+    words[0, 0] = 12
+    found = written_rows(words.view(np.uint8), np.array([7]), [Span(0, 0, 7, 8)], decode=True, ratio=4)
+    assert (found.position[0], found.row[0]) == (8, 1)
+
+
+@pytest.mark.parametrize(
+    ("before", "length", "pages"),
+    [
+        (0, 3, []),
+        (0, 4, [0]),
+        (0, 255, [0]),
+        (0, 257, [0]),
+        (0, 260, [0, 1]),
+        (255, 256, [0]),
+        (256, 260, [1]),
+    ],
+)
+def test_pages_that_a_pass_writes(before: int, length: int, pages: list[int]) -> None:
+    assert list(written_pages(before, length, 4, 256)) == pages
+
+
+def test_slots_become_rows_of_the_request() -> None:
+    found = request_rows(np.array([64 * 9 + 3, -1, 64 * 4, 64 * 77]), np.array([4, 9]), 64)
+    assert found.tolist() == [67, -1, 0, -2]
+
+
+def test_pages_of_a_prefix_and_pages_that_replace_others_are_shared() -> None:
+    news = [(0, 5), (1, 6), (2, 7), (3, 9)]
+    assert runs(news, 2, {}) == [(0, [5, 6], True), (2, [7, 9], False)]
+    assert runs([(2, 8)], 0, {2: 7}) == [(2, [8], True)]
+
+
+def test_lengths_on_a_device_are_not_asked_for() -> None:
+    assert ints([1, 2]) == [1, 2]
+    assert ints(torch.tensor([3, 4])) == [3, 4]
+    assert ints(torch.empty(2, device="meta")) == []
+    assert ints(None) == []
+
+
+def test_query_codes_are_decoded_as_the_format_says() -> None:
+    from replay.kernels import formats
+
+    assert np.array_equal(E4M3.astype(np.float64), formats.E4M3, equal_nan=True)
