@@ -118,7 +118,7 @@ def _finding(
     others = [] if verbose else [found[0].request.room for found in requests if found is not shown]
     sections = [
         _Section("request", _fit(_request_text(shown, others)), 6),
-        _Section("where", _fit(_where_text(shown)), 5),
+        _Section("where", _fit(_where_text(shown, verbose)), 5),
     ]
     if verbose:
         for found in shown[1:]:
@@ -145,11 +145,12 @@ def _request_text(shown: Sequence[Finding], others: Sequence[int]) -> str:
     return text
 
 
-def _where_text(shown: Sequence[Finding]) -> str:
+def _where_text(shown: Sequence[Finding], verbose: bool) -> str:
     first = shown[0]
     if all(_places(finding) == _places(first) for finding in shown):
         return _pages_text(first, [page for finding in shown for page in finding.pages])
-    return f"layer {first.layer}: {_pages_text(first, first.pages)}; not the same in every layer, see -v"
+    other = "" if verbose else "; not the same in every layer, see -v"
+    return f"layer {first.layer}: {_pages_text(first, first.pages)}{other}"
 
 
 def _pages_text(finding: Finding, counted: Sequence[PageFinding]) -> str:
@@ -256,12 +257,12 @@ def _remainder(verdict: Verdict, verbose: bool) -> list[_Section]:
     if verdict.cleared:
         cleared = [cleared_text(stage, verdict.scope) for stage in verdict.cleared]
         sections.append(_Section("cleared", _fit(", ".join(cleared)), 5))
-    for label, texts, order in (
-        ("not judged", [f"{item.what}: {item.why}" for item in verdict.not_judged], 1),
-        ("hazard", [f"{item.what} ({item.where})" for item in verdict.hazards], 0),
-    ):
+    unclear = {f"{item.what}: {item.why}": item.detail if verbose else "" for item in verdict.not_judged}
+    hazards = dict.fromkeys((f"{item.what} ({item.where})" for item in verdict.hazards), "")
+    for label, texts, order in (("not judged", unclear, 1), ("hazard", hazards, 0)):
         if texts:
-            sections.append(_Section(label, _flat(_fit(text) for text in dict.fromkeys(texts)), order))
+            lines = _flat([*_fit(text), *_quoted(more)] for text, more in texts.items())
+            sections.append(_Section(label, lines, order, floor=2 if label == "not judged" else 1))
     facts = [("scope", scope_text(verdict.scope, verbose)), ("losses", facts_text(verdict.losses))]
     if verbose:
         facts += [("coverage", facts_text(verdict.coverage)), ("recorded", facts_text(verdict.environment))]
@@ -325,6 +326,21 @@ def _wrap(text: str, width: int) -> list[str]:
 
 def _fit(text: str) -> list[str]:
     return _wrap(text, WIDTH - _INDENT)
+
+
+def _quoted(text: str) -> list[str]:
+    """The lines of a traceback or an output, indented as they are."""
+    lines = []
+    for line in text.splitlines():
+        indent = line[: len(line) - len(line.lstrip())][:20].replace("\t", "  ")
+        lines += textwrap.wrap(
+            _clean(line),
+            WIDTH - _INDENT,
+            initial_indent="  " + indent,
+            subsequent_indent="    " + indent,
+            break_on_hyphens=False,
+        )
+    return lines
 
 
 def _flat(groups: Iterable[list[str]]) -> list[str]:

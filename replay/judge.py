@@ -62,7 +62,8 @@ def judge(trace: Trace, options: JudgeOptions | None = None, progress: Progress 
     findings = _sorted(group(timeline, [_claim(page, timeline) for page in pages]))
     extra: dict[str, Any] = {}
     unclear: list[NotJudged] = []
-    if options.reexecute and (stores.judged or reads.judged):
+    yours = options.read_kernel or options.store_kernel
+    if options.reexecute and (stores.judged or reads.judged or yours):
         from replay import triton_replay  # torch is imported only on this path
 
         extra, more, unclear = triton_replay.run(timeline, evidence, stores, reads, options, progress)

@@ -33,6 +33,7 @@ class StoreCase:
     inputs: StoreInputs
     data: U8  #: the page
     layout: Layout
+    kernel: str = ""  #: the user's kernel that wrote ``data``, "" where the trace has it
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,7 @@ class ReadCase:
     bracketed: bool  #: the pages were the same before and after the kernel, and so was the table
     layout: Layout
     accumulator_bits: int | None
+    kernel: str = ""  #: the user's kernel that computed ``logits``, "" where the trace has them
 
 
 @dataclass(slots=True)

@@ -26,8 +26,12 @@ from replay.verdict import Finding, NotJudged
 if TYPE_CHECKING:
     import torch
 
+    from replay.kernels.userkernel import Job
 
 Progress = Callable[[str, int, int], None]
+
+#: Calls of a user's kernel in one child: what they take lies in files until it ends.
+_CALLS = 64
 
 
 def run(
@@ -75,12 +79,10 @@ def run(
     pages: list[PageEvidence] = []
     if options.read_kernel is not None:
         counts["read_kernel"] = options.read_kernel
-        for read in read_cases:
-            pages += _user_read(timeline, evidence, read, options, unclear)
+        pages += _user_reads(timeline, evidence, read_cases, options, unclear)
     if options.store_kernel is not None:
         counts["store_kernel"] = options.store_kernel
-        for case in store_cases:
-            pages += _user_store(timeline, evidence, case, options, unclear)
+        pages += _user_stores(timeline, evidence, store_cases, options, unclear)
     return {"triton": counts}, group(timeline, pages), unclear
 
 
@@ -134,14 +136,18 @@ def _read_again(case: ReadCase, device: str) -> int:
     return int(wrong_logits(logits[0, : case.rows].cpu().numpy(), reference, bound).sum())
 
 
-def _user_read(
-    timeline: Timeline, evidence: Evidence, case: ReadCase, options: JudgeOptions, unclear: list[NotJudged]
+def _user_reads(
+    timeline: Timeline,
+    evidence: Evidence,
+    cases: list[ReadCase],
+    options: JudgeOptions,
+    unclear: list[NotJudged],
 ) -> list[PageEvidence]:
-    from replay.kernels.userkernel import UserKernelError, run_read_kernel
+    from replay.kernels.userkernel import read_job
 
     spec = str(options.read_kernel)
-    try:
-        logits, _ = run_read_kernel(
+    jobs = [
+        read_job(
             spec,
             case.layout.name,
             case.pages,
@@ -150,51 +156,92 @@ def _user_read(
             case.query[None],
             case.weights[None],
             max(case.k, 1),
-            timeout=options.timeout,
         )
-    except UserKernelError as error:
-        unclear.append(NotJudged(f"your read kernel {spec}", str(error)))
-        return []
-    mine = replace(case, logits=np.asarray(logits[0, : case.rows], np.float32), bracketed=True)
-    reference, bound = logits_reference(case.layout, case.pages, case.rows, case.query, case.weights)
-    wrong = wrong_logits(mine.logits, reference, bound)
-    if not wrong.any():
-        return []
-    found = kernel_numerics.explain(timeline, evidence, mine, reference, bound, wrong)
-    return [
-        replace(page, rule=f"your kernel {spec}" + (f": {page.rule}" if page.rule else "")) for page in found
+        for case in cases
     ]
+    pages: list[PageEvidence] = []
+    for case, outputs in zip(
+        cases, _run_user(f"your read kernel {spec}", jobs, options, unclear), strict=True
+    ):
+        if outputs is None:
+            continue
+        logits = np.asarray(outputs["logits"][0, : case.rows], np.float32)
+        mine = replace(case, logits=logits, bracketed=True, kernel=spec)
+        reference, bound = logits_reference(case.layout, case.pages, case.rows, case.query, case.weights)
+        wrong = wrong_logits(mine.logits, reference, bound)
+        if wrong.any():
+            pages += kernel_numerics.explain(timeline, evidence, mine, reference, bound, wrong)
+    return [_as_users(page, spec) for page in pages]
 
 
-def _user_store(
-    timeline: Timeline, evidence: Evidence, case: StoreCase, options: JudgeOptions, unclear: list[NotJudged]
+def _user_stores(
+    timeline: Timeline,
+    evidence: Evidence,
+    cases: list[StoreCase],
+    options: JudgeOptions,
+    unclear: list[NotJudged],
 ) -> list[PageEvidence]:
-    from replay.kernels.userkernel import UserKernelError, run_store_kernel
+    from replay.kernels.userkernel import store_job
 
-    spec, inputs = str(options.store_kernel), case.inputs
-    try:
-        pages = run_store_kernel(
+    spec = str(options.store_kernel)
+    jobs = [
+        store_job(
             spec,
             case.layout.name,
             np.zeros((1, case.layout.page_bytes), np.uint8),
             case.rows,
-            inputs.keys,
-            inputs.rope,
-            inputs.norm_weight,
-            inputs.epsilon,
-            timeout=options.timeout,
+            case.inputs.keys,
+            case.inputs.rope,
+            case.inputs.norm_weight,
+            case.inputs.epsilon,
         )
-    except UserKernelError as error:
-        unclear.append(NotJudged(f"your store kernel {spec}", str(error)))
+        for case in cases
+    ]
+    pages: list[PageEvidence] = []
+    for case, outputs in zip(
+        cases, _run_user(f"your store kernel {spec}", jobs, options, unclear), strict=True
+    ):
+        if outputs is None:
+            continue
+        stored = np.asarray(outputs["cache"], np.uint8)
+        check = check_store(
+            case.layout,
+            case.inputs,
+            case.layout.values(stored)[0][case.rows],
+            case.layout.scales(stored)[0][case.rows],
+        )
+        if not check.reproduced.all():
+            mine = replace(case, data=stored[0], kernel=spec)
+            pages.append(wrong_store_bytes.explain(timeline, evidence, mine, check))
+    return [_as_users(page, spec) for page in pages]
+
+
+def _run_user(
+    what: str, jobs: list[Job], options: JudgeOptions, unclear: list[NotJudged]
+) -> list[dict[str, npt.NDArray[Any]] | None]:
+    """Outputs of each call, None where there are none; why not is told once for all calls with the same reason."""
+    from replay.kernels.userkernel import UserKernelError, run_jobs
+
+    if not jobs:
+        unclear.append(
+            NotJudged(what, "the trace has nothing to run it on: no inputs were recorded with the bytes")
+        )
         return []
-    mine = replace(case, data=np.asarray(pages[0], np.uint8))
-    check = check_store(
-        case.layout,
-        inputs,
-        case.layout.values(pages)[0][case.rows],
-        case.layout.scales(pages)[0][case.rows],
-    )
-    if check.reproduced.all():
-        return []
-    found = wrong_store_bytes.explain(timeline, evidence, mine, check)
-    return [replace(found, rule=f"your kernel {spec}" + (f": {found.rule}" if found.rule else ""))]
+    found: list[dict[str, npt.NDArray[Any]] | None] = []
+    reasons: dict[str, list[str]] = {}
+    for first in range(0, len(jobs), _CALLS):
+        for outputs in run_jobs(jobs[first : first + _CALLS], options.timeout):
+            if isinstance(outputs, UserKernelError):
+                reasons.setdefault(outputs.reason, []).append(outputs.detail)
+                found.append(None)
+            else:
+                found.append(outputs)
+    for reason, details in reasons.items():
+        calls = f"{len(details)} of {len(jobs)} calls"
+        unclear.append(NotJudged(f"{what}, {calls}", reason, details[0]))
+    return found
+
+
+def _as_users(page: PageEvidence, spec: str) -> PageEvidence:
+    """A page that the user's kernel got wrong, said to be so."""
+    return replace(page, rule=f"your kernel {spec}" + (f": {page.rule}" if page.rule else ""))

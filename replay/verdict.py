@@ -95,10 +95,11 @@ class Hazard:
 
 @dataclass(frozen=True, slots=True)
 class NotJudged:
-    """A rung that could not be judged, and why."""
+    """A rung that could not be judged, and why. ``detail`` is what ``--verbose`` adds; it is not in the JSON."""
 
     what: str
     why: str
+    detail: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +119,7 @@ class Verdict:
     def to_json(self) -> dict[str, Any]:
         """The verdict as plain JSON types, schema ``kv-replay/verdict/1``."""
         body = asdict(self)
+        body["not_judged"] = [{"what": item.what, "why": item.why} for item in self.not_judged]
         return {"schema": SCHEMA, **body}
 
 

@@ -3,7 +3,8 @@
 Signature: bytes, table and lengths are right and known (the pages did not change while the kernel ran), and logits lie
 outside the bound that any right kernel keeps. Told apart by trying the other ways to go wrong at the read on the
 same bytes: another page layout, zeros for whole pages, a constant factor, another page's keys. Where one of them gives
-the recorded logits, the kind is not F25, and the finding says so instead of naming it.
+these logits, the kind is not F25, and the finding says so instead of naming it. The logits are those of the trace, or
+those of a kernel of the user's that was run on the same bytes.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ KIND = Kind(
     shows="logits outside the bound on known bytes",
     certain=(
         "pages and table were the same before and after the kernel; no other layout, factor, page "
-        "or zero run gives the recorded logits"
+        "or zero run gives these logits"
     ),
     best=claims(digest=None, pages="certain"),
     rivals=(
-        ("F07", "no other layout of the same bytes gives the recorded logits"),
+        ("F07", "no other layout of the same bytes gives these logits"),
         ("F24", "no other number format gives them"),
         ("F21", "the pages do not give zeros from some page id on"),
     ),
@@ -59,19 +60,18 @@ def explain(
     """One entry for each page with wrong logits."""
     rule = _other_cause(case, logits, bound, wrong)
     code = "F25" if rule is None else "unclassified"
-    sure = case.bracketed and rule is None and evidence.covers(case.process, "read")
+    seen = bool(case.kernel) or (case.bracketed and evidence.covers(case.process, "read"))
+    sure = seen and rule is None
     confidence: Confidence = "certain" if sure else "likely"
     rows = case.layout.rows
     excess = np.abs(case.logits - logits) / np.where(np.isfinite(bound) & (bound > 0), bound, np.inf)
     worst = int(np.nanargmax(np.where(wrong, np.nan_to_num(excess, nan=np.inf), -1.0)))
     step = int(timeline.trace.table("read")["step"][case.read])
+    whose = f"your kernel {case.kernel}" if case.kernel else "recorded"
     lines = (
-        f"step {step}: {int(wrong.sum())} of {case.rows} logits lie outside the bound; row {worst}: recorded "
+        f"step {step}: {int(wrong.sum())} of {case.rows} logits lie outside the bound; row {worst}: {whose} "
         f"{float(case.logits[worst]):.6g}, reference {float(logits[worst]):.6g}, bound {float(bound[worst]):.2g}",
-        "the page bytes are those that arrived, and table and length are right",
-        "the pages and the table were the same before and after the kernel"
-        if case.bracketed
-        else "whether the pages stayed the same while the kernel ran is not known",
+        *_circumstances(case),
     )
     found = []
     for logical in np.unique(np.flatnonzero(wrong) // rows).tolist():
@@ -104,8 +104,19 @@ def explain(
     return found
 
 
+def _circumstances(case: ReadCase) -> tuple[str, ...]:
+    if case.kernel:
+        return ("it was run on a copy of the pages that the read saw, with the recorded query and weights",)
+    same = (
+        "the pages and the table were the same before and after the kernel"
+        if case.bracketed
+        else "whether the pages stayed the same while the kernel ran is not known"
+    )
+    return "the page bytes are those that arrived, and table and length are right", same
+
+
 def _other_cause(case: ReadCase, logits: F64, bound: F64, wrong: Bool) -> str | None:
-    """Another cause that gives the recorded logits of the wrong rows, in words."""
+    """Another cause that gives the wrong rows these logits, in words."""
     seen = case.logits.astype(np.float64)
     if not np.isfinite(seen[wrong]).all():
         return "logits that are no numbers"

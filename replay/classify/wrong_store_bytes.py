@@ -47,13 +47,18 @@ def explain(timeline: Timeline, evidence: Evidence, case: StoreCase, check: Stor
     values = np.zeros(layout.rows, bool)
     values[case.rows[check.wrong_codes.any(axis=1)]] = True
     rule, code = None, "F30"
-    if _unwritten(timeline, case, wrong):
+    if case.kernel:
+        unwritten = not layout.values(case.data[None])[0][case.rows[wrong]].any()
+    else:
+        unwritten = _unwritten(timeline, case, wrong)
+    if unwritten:
         code, rule = "unclassified", "the rows still hold what was there before the store"
     else:
         other = _other_row(case, wrong)
         if other is not None:
             code, rule = "unclassified", f"row {other[0]} holds what row {other[1]}'s inputs give"
-    sure = ordered and evidence.covers(case.process, "store", "alloc") and code == "F30"
+    seen = bool(case.kernel) or (ordered and evidence.covers(case.process, "store", "alloc"))
+    sure = seen and code == "F30"
     confidence: Confidence = "certain" if sure else "likely"
     spans, _ = byte_ranges(layout, values, scales)
     position = timeline.trace.table("store").ragged("positions")[case.store]
@@ -79,7 +84,11 @@ def explain(timeline: Timeline, evidence: Evidence, case: StoreCase, check: Stor
             "outside what a right store can make of the recorded inputs",
             f"the {int(check.reproduced.sum())} other rows of this store in the page are reproduced",
             f"store of {len(position)} rows, step {int(timeline.trace.table('store')['step'][case.store])}; "
-            "the page was looked at after it" + (" in its order" if ordered else ""),
+            + (
+                f"your kernel {case.kernel} did it again in an empty page"
+                if case.kernel
+                else "the page was looked at after it" + (" in its order" if ordered else "")
+            ),
         ),
         rule=rule,
     )

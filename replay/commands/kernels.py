@@ -7,21 +7,11 @@ from typing import Any
 import click
 
 from capture_hooks.layouts import LAYOUTS
+from replay.commands.kernel_names import check_kernels, kernel_name
 from replay.commands.output import Progress, to_json
 from replay.verdict import EXIT_CLEAN, EXIT_DIVERGENT, EXIT_INCONCLUSIVE
 
 SCHEMA = "kv-replay/kernels/1"
-
-
-def _spec(_: click.Context, __: click.Parameter, value: str | None) -> str | None:
-    from replay.kernels.userkernel import parse_spec
-
-    if value is not None:
-        try:
-            parse_spec(value)
-        except ValueError as error:
-            raise click.BadParameter(str(error)) from error
-    return value
 
 
 @click.command()
@@ -36,9 +26,11 @@ def _spec(_: click.Context, __: click.Parameter, value: str | None) -> str | Non
     "--batch", "batches", multiple=True, type=click.IntRange(1, 256), help="Only this batch size; repeatable."
 )
 @click.option("--rows", type=click.IntRange(1, 1 << 20), help="Rows of the longest request.")
-@click.option("--read-kernel", metavar="MODULE:FUNCTION", callback=_spec, help="Check this read kernel too.")
 @click.option(
-    "--store-kernel", metavar="MODULE:FUNCTION", callback=_spec, help="Check this store kernel too."
+    "--read-kernel", metavar="MODULE:FUNCTION", callback=kernel_name, help="Check this read kernel too."
+)
+@click.option(
+    "--store-kernel", metavar="MODULE:FUNCTION", callback=kernel_name, help="Check this store kernel too."
 )
 @click.option(
     "--accumulator-bits",
@@ -53,7 +45,7 @@ def _spec(_: click.Context, __: click.Parameter, value: str | None) -> str | Non
     type=click.FloatRange(min=1),
     default=300.0,
     show_default=True,
-    help="Seconds for a user's kernel and one format.",
+    help="Seconds for one call of a user's kernel.",
 )
 @click.option(
     "--seed",
@@ -63,6 +55,9 @@ def _spec(_: click.Context, __: click.Parameter, value: str | None) -> str | Non
     help="Of the made-up keys and queries.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the results as JSON alone.")
+@click.option(
+    "-v", "--verbose", is_flag=True, help="Show the traceback of a kernel that could not be judged."
+)
 def command(
     formats: tuple[str, ...],
     batches: tuple[int, ...],
@@ -74,6 +69,7 @@ def command(
     timeout: float,
     seed: int,
     as_json: bool,
+    verbose: bool,
 ) -> int:
     """Check the store and read kernels against the float64 reference.
 
@@ -81,8 +77,10 @@ def command(
     own where named (docs/kernels.md has the signatures), store rows and read batches of requests of one length and of
     varied lengths. Errors are relative to the bound that is derived for each number: up to 1 is right.
 
-    Exit codes: 0 all right, 1 something outside its bound, 3 a user's kernel that could not be judged.
+    Exit codes: 0 all right, 1 something outside its bound, 2 a user's kernel that cannot be found, 3 one that could not
+    be judged.
     """
+    check_kernels({"--read-kernel": read_kernel, "--store-kernel": store_kernel}, timeout)
     from replay.kernels import launch
 
     try:
@@ -148,7 +146,7 @@ def command(
         return code
     _show_stores(stores)
     _show_reads(reads)
-    _show_end(stores, reads)
+    _show_end(stores, reads, verbose)
     return code
 
 
@@ -207,10 +205,14 @@ def _mark(result: Any) -> str:
     return "  WRONG" + (f": {', '.join(notes)}" if notes else "")
 
 
-def _show_end(stores: list[Any], reads: list[Any]) -> None:
-    reasons = dict.fromkeys(r.why for r in (*stores, *reads) if r.why)
-    for why in reasons:
+def _show_end(stores: list[Any], reads: list[Any], verbose: bool) -> None:
+    reasons = {r.why: r.detail for r in (*stores, *reads) if r.why}
+    for why, detail in reasons.items():
         click.echo(f"\nNot judged: {why}")
+        if detail and verbose:
+            click.echo(detail)
+        elif detail:
+            click.echo("(--verbose shows more)")
     rows = sum(r.rows for r in reads)
     counts = {
         status: sum(r.status == status for r in stores) + sum(r.status == status for r in reads)

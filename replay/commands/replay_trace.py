@@ -18,14 +18,12 @@ def exit_code(verdict: Verdict) -> int:
     return _EXITS[verdict.verdict]
 
 
-def _kernel(_: click.Context, param: click.Parameter, value: str | None) -> str | None:
-    """Check the form ``module:function``; the module is imported in the child process that runs it."""
+def _kernel_name(context: click.Context, param: click.Parameter, value: str | None) -> str | None:
     if value is None:
         return None
-    module, colon, function = value.partition(":")
-    if not colon or not function.isidentifier() or not all(part.isidentifier() for part in module.split(".")):
-        raise click.BadParameter(f"'{value}' is not of the form module:function.", param=param)
-    return value
+    from replay.commands.kernel_names import kernel_name
+
+    return kernel_name(context, param, value)
 
 
 class _Context(click.Context):
@@ -66,10 +64,10 @@ class _Verdict(click.Command):
     help="Reads and stores to run again in Triton.",
 )
 @click.option(
-    "--read-kernel", metavar="MODULE:FUNCTION", callback=_kernel, help="Judge your own read kernel."
+    "--read-kernel", metavar="MODULE:FUNCTION", callback=_kernel_name, help="Judge your own read kernel."
 )
 @click.option(
-    "--store-kernel", metavar="MODULE:FUNCTION", callback=_kernel, help="Judge your own store kernel."
+    "--store-kernel", metavar="MODULE:FUNCTION", callback=_kernel_name, help="Judge your own store kernel."
 )
 @click.option("--no-reexecute", "--no-triton", is_flag=True, help="Run no kernel; the numpy reference only.")
 @click.option(
@@ -78,7 +76,7 @@ class _Verdict(click.Command):
     type=click.FloatRange(min=0, min_open=True),
     default=60.0,
     show_default=True,
-    help="Time for a kernel of yours.",
+    help="Time for one call of a kernel of yours.",
 )
 def command(
     traces: tuple[Path, ...],
@@ -100,6 +98,11 @@ def command(
         )
     if out is not None:
         check_new(out, force)
+
+    if read_kernel or store_kernel:
+        from replay.commands.kernel_names import check_kernels
+
+        check_kernels({"--read-kernel": read_kernel, "--store-kernel": store_kernel}, timeout)
 
     from replay.judge import JudgeOptions, judge
     from replay.trace.reader import open_trace

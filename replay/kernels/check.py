@@ -61,6 +61,7 @@ class ReadResult:
     invalid_top_k: int = 0  #: requests whose top-k does not follow from the kernel's own logits
     seconds: float = 0.0
     why: str = ""
+    detail: str = ""  #: what a user's kernel printed or its traceback; not in the JSON
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +79,7 @@ class StoreResult:
     stray_bytes: int = 0  #: bytes changed outside the rows that were to be written
     seconds: float = 0.0
     why: str = ""
+    detail: str = ""  #: what a user's kernel printed or its traceback; not in the JSON
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,7 +317,7 @@ def check_user_reads(plan: Plan, spec: str, timeout: float) -> Iterator[ReadResu
         jobs = [
             userkernel.read_job(spec, name, c.cache, c.table, c.rows, c.query, c.weights, TOP_K) for c in part
         ]
-        for case, found in zip(part, userkernel.run_jobs(spec, jobs, timeout), strict=True):
+        for case, found in zip(part, userkernel.run_jobs(jobs, timeout), strict=True):
             if isinstance(found, userkernel.UserKernelError):
                 yield ReadResult(
                     spec,
@@ -325,6 +327,7 @@ def check_user_reads(plan: Plan, spec: str, timeout: float) -> Iterator[ReadResu
                     int(case.rows.sum()),
                     "not judged",
                     why=str(found),
+                    detail=found.detail,
                 )
                 continue
             logits = userkernel.mask_past(found["logits"], case.rows)
@@ -345,9 +348,9 @@ def check_user_stores(plan: Plan, spec: str, timeout: float) -> Iterator[StoreRe
         job = userkernel.store_job(
             spec, name, before, slots, inputs.keys, inputs.rope, inputs.norm_weight, inputs.epsilon
         )
-        (found,) = userkernel.run_jobs(spec, [job], timeout)
+        (found,) = userkernel.run_jobs([job], timeout)
         if isinstance(found, userkernel.UserKernelError):
-            yield StoreResult(spec, name, len(slots), "not judged", why=str(found))
+            yield StoreResult(spec, name, len(slots), "not judged", why=str(found), detail=found.detail)
             continue
         yield judge_store(
             layout,
@@ -364,5 +367,5 @@ def check_user_stores(plan: Plan, spec: str, timeout: float) -> Iterator[StoreRe
 
 def as_json(result: ReadResult | StoreResult) -> dict[str, Any]:
     """A result as plain JSON types; an infinite error becomes null."""
-    body = {name: getattr(result, name) for name in result.__slots__}
+    body = {name: getattr(result, name) for name in result.__slots__ if name != "detail"}
     return {k: None if isinstance(v, float) and not np.isfinite(v) else v for k, v in body.items()}

@@ -1,4 +1,4 @@
-"""Run a user's store or read kernel, named ``module:function``, in a child process.
+"""Run a user's store or read kernel, named ``module:function``, in a child process (``kernel_child.py``).
 
 The child protects this process: a kernel that reads outside its buffers kills its process on the interpreter, and
 one that hangs never returns. Arrays go through ``.npy`` files in a temporary folder (no pickle); the module is
@@ -9,7 +9,6 @@ found in the current folder and on ``PYTHONPATH``. Signatures are those of `repl
 from __future__ import annotations
 
 import contextlib
-import importlib
 import json
 import os
 import signal
@@ -17,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-import traceback
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,14 +32,22 @@ I64 = npt.NDArray[np.int64]
 U8 = npt.NDArray[np.uint8]
 
 DEFAULT_TIMEOUT = 120.0
-_RESULT = "result.json"
-_TAIL = 3000  # characters of the child's output that are worth showing
-_FILE_LIMIT = 16 << 30  # bytes of one file that the child writes
+RESULT = "result.json"
+TAIL = 3000  #: characters of the child's output, or of a traceback, that are worth showing
+_LOOK = 0.05  # seconds between two looks at the child
+_OUTPUT = "output.txt"
 _ROOT = Path(__file__).resolve().parents[2]
 
 
 class UserKernelError(Exception):
-    """The kernel could not be run: not found, raised, died, took too long, or returned something else."""
+    """The kernel could not be run: not found, raised, died, took too long, or returned something else.
+
+    ``reason`` is one sentence, ``detail`` its traceback or what it printed ("" where there is neither).
+    """
+
+    def __init__(self, spec: str, reason: str, detail: str = "") -> None:
+        super().__init__(f"kernel {spec}: {reason}")
+        self.reason, self.detail = reason, detail
 
 
 class NotJudgedError(UserKernelError):
@@ -57,12 +64,35 @@ class Job:
 
 
 def parse_spec(spec: str) -> tuple[str, str]:
-    """``module:function`` in two parts; ``ValueError`` otherwise."""
+    """``module:function`` in two parts; ``ValueError`` with the nearest right form otherwise."""
     module, colon, function = spec.partition(":")
     names = [*module.split("."), function]
-    if not colon or not all(name.isidentifier() for name in names):
-        raise ValueError(f"{spec!r} does not name a kernel: write module:function, such as my_kernels:read")
+    if not colon or names[-2] == "py" or not all(name.isidentifier() for name in names):
+        raise ValueError(f"{spec!r} does not name a kernel: write module:function, such as {_nearest(spec)}")
     return module, function
+
+
+def _nearest(spec: str) -> str:
+    """``spec`` in the right form, as far as it can be guessed."""
+    module, colon, function = spec.strip().partition(":")
+    if module.endswith(".py") or "/" in module:
+        module = module.removesuffix(".py").lstrip("./").replace("/", ".")
+    elif not colon:
+        module, _, function = module.rpartition(".")
+    names = [*module.split("."), function]
+    return f"{module}:{function}" if all(name.isidentifier() for name in names) else "my_kernels:read"
+
+
+def find_kernels(specs: Sequence[str], timeout: float = DEFAULT_TIMEOUT) -> list[UserKernelError | None]:
+    """What is wrong with the names of kernels, found out in one child before anything is judged with them.
+
+    Each module is imported as it will be for a call; ``None`` where the function is there and can be called.
+    Raises ``ValueError`` for text that is no name.
+    """
+    for spec in specs:
+        parse_spec(spec)
+    jobs = [Job({"kind": "find", "spec": spec}, {}, {}) for spec in specs]
+    return [found if isinstance(found, UserKernelError) else None for found in run_jobs(jobs, timeout)]
 
 
 def run_read_kernel(
@@ -188,19 +218,20 @@ def store_job(
 
 
 def _run(job: Job, timeout: float) -> dict[str, npt.NDArray[Any]]:
-    (found,) = run_jobs(job.request["spec"], [job], timeout)
+    (found,) = run_jobs([job], timeout)
     if isinstance(found, UserKernelError):
         raise found
     return found
 
 
 def run_jobs(
-    spec: str, jobs: list[Job], timeout: float = DEFAULT_TIMEOUT
+    jobs: Sequence[Job], timeout: float = DEFAULT_TIMEOUT
 ) -> list[dict[str, npt.NDArray[Any]] | UserKernelError]:
-    """Run several calls of one kernel in one child, for its start takes seconds.
+    """Run several calls in one child, for its start takes seconds.
 
     Returns for each job its outputs (and "seconds", the time of the call), or what went wrong. When the child dies,
-    the job that it was at gets the reason and those after it a note that they were not reached.
+    the job that it was at gets the reason and those after it a note that they were not reached. ``timeout`` is for
+    each call; the first one's includes the start of the child.
     """
     with tempfile.TemporaryDirectory(prefix="kv-replay-kernel-") as name:
         folders = []
@@ -211,39 +242,43 @@ def run_jobs(
             for key, array in job.arrays.items():
                 np.save(folder / f"{key}.npy", np.ascontiguousarray(array), allow_pickle=False)
             (folder / "request.json").write_text(json.dumps(job.request | {"arrays": sorted(job.arrays)}))
-        death = _child_process(Path(name), timeout)
+        death = _child_process(Path(name), folders, timeout)
+        printed = _tail(Path(name) / _OUTPUT)
         found: list[dict[str, npt.NDArray[Any]] | UserKernelError] = []
         for job, folder in zip(jobs, folders, strict=True):
-            try:
-                if not (folder / _RESULT).exists():
-                    reason, death = death, "not reached: its process had ended"
-                    raise UserKernelError(reason or "its process ended without a result")
+            if (folder / RESULT).exists():
                 found.append(_outputs(job, folder))
-            except UserKernelError as error:
-                found.append(type(error)(f"kernel {spec}: {error}"))
+                continue
+            reason = death or "its process ended without a result"
+            found.append(UserKernelError(job.request["spec"], reason, printed))
+            death, printed = "not reached: its process had ended", ""
         return found
 
 
-def _outputs(job: Job, folder: Path) -> dict[str, npt.NDArray[Any]]:
-    result = json.loads((folder / _RESULT).read_text())
+def _outputs(job: Job, folder: Path) -> dict[str, npt.NDArray[Any]] | UserKernelError:
+    spec, result = job.request["spec"], json.loads((folder / RESULT).read_text())
     if "error" in result:
-        raise UserKernelError(result["error"])
+        return UserKernelError(spec, result["error"], result["detail"])
     if result["not_judged"]:
-        raise NotJudgedError(result["not_judged"])
-    outputs = {key: _load(folder / f"out_{key}.npy", key, *want) for key, want in job.shapes.items()}
+        return NotJudgedError(spec, result["not_judged"])
+    outputs = {}
+    for key, (dtype, shape) in job.shapes.items():
+        found = _load(folder / f"out_{key}.npy", key, dtype, shape)
+        if isinstance(found, str):
+            return UserKernelError(spec, found)
+        outputs[key] = found
     outputs["seconds"] = np.asarray(float(result["seconds"]))
     return outputs
 
 
-def _child_process(folder: Path, timeout: float) -> str:
+def _child_process(folder: Path, jobs: Sequence[Path], timeout: float) -> str:
     """Run the child; why it died ("" = it did not). Whatever the child started ends with it."""
     paths = [p for p in (os.environ.get("PYTHONPATH", ""), str(_ROOT)) if p]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
-    output = folder / "output.txt"
-    with output.open("wb") as stream:
+    with (folder / _OUTPUT).open("wb") as stream:
         # -P: the current folder must not shadow the modules that the child itself needs
         process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "replay.kernels.userkernel", str(folder)],
+            [sys.executable, "-P", "-m", "replay.kernels.kernel_child", str(folder)],
             stdin=subprocess.DEVNULL,
             stdout=stream,
             stderr=subprocess.STDOUT,
@@ -251,9 +286,15 @@ def _child_process(folder: Path, timeout: float) -> str:
             start_new_session=True,
         )
         try:
-            code = process.wait(timeout)
-        except subprocess.TimeoutExpired:
-            return f"not done after {timeout:g} s; its process was ended{_tail(output)}"
+            left, since = list(reversed(jobs)), time.monotonic()
+            while (code := process.poll()) is None:
+                if left and (left[-1] / RESULT).exists():
+                    left.pop()
+                    since = time.monotonic()
+                elif time.monotonic() - since > timeout:
+                    return f"not done after {timeout:g} s; its process was ended"
+                else:
+                    time.sleep(_LOOK)
         finally:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
@@ -261,12 +302,12 @@ def _child_process(folder: Path, timeout: float) -> str:
     if code == 0:
         return ""
     if code > 0:
-        return f"its process ended with code {code}{_tail(output)}"
+        return f"its process ended with code {code}"
     try:
         name = signal.Signals(-code).name
     except ValueError:
         name = f"signal {-code}"
-    return f"its process was killed by {name}{_CAUSES.get(name, '')}{_tail(output)}"
+    return f"its process was killed by {name}{_CAUSES.get(name, '')}"
 
 
 _CAUSES = {
@@ -280,105 +321,18 @@ _CAUSES = {
 
 def _tail(output: Path) -> str:
     with output.open("rb") as stream:
-        stream.seek(max(0, output.stat().st_size - _TAIL))
-        text = stream.read(_TAIL).decode("utf-8", "replace").strip()
-    return f"\nit printed:\n{text}" if text else ""
+        stream.seek(max(0, output.stat().st_size - TAIL))
+        text = stream.read(TAIL).decode("utf-8", "replace").strip()
+    return f"it printed:\n{text}" if text else ""
 
 
-def _load(file: Path, key: str, dtype: str, shape: tuple[int, ...]) -> npt.NDArray[Any]:
-    """An output of the child; its size is checked before it is read."""
+def _load(file: Path, key: str, dtype: str, shape: tuple[int, ...]) -> npt.NDArray[Any] | str:
+    """An output of the child, or what is wrong with it; its size is checked before it is read."""
+    wanted = f"{np.dtype(dtype)}{list(shape)}"
     expected = int(np.prod(shape)) * np.dtype(dtype).itemsize
     if not file.exists() or file.stat().st_size > expected + 4096:
-        raise UserKernelError(f"the kernel's {key} is missing or larger than {shape}")
+        return f"the {key} that it returned is missing or larger than {wanted}"
     array = np.load(file, allow_pickle=False)
     if array.dtype != np.dtype(dtype) or array.shape != shape:
-        raise UserKernelError(f"the kernel returned {key} {array.dtype}{array.shape}, not {dtype}{shape}")
+        return f"it returned {key} {array.dtype}{list(array.shape)}, not {wanted}"
     return np.asarray(array)
-
-
-def _child(folder: Path) -> None:
-    """The child: run the kernel on each job and leave outputs and ``result.json`` in the job's folder."""
-    import faulthandler
-    import resource
-
-    faulthandler.enable()
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (_FILE_LIMIT, _FILE_LIMIT))
-    for job in sorted(path for path in folder.iterdir() if path.is_dir()):
-        request = json.loads((job / "request.json").read_text())
-        arrays = {key: np.load(job / f"{key}.npy", allow_pickle=False) for key in request["arrays"]}
-        try:
-            result = _call(request, arrays, job)
-        except _RefusedError as error:
-            result = {"error": str(error)}
-        except Exception as error:
-            # Only the user's own frames: those of this module say nothing.
-            frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename != __file__]
-            text = "".join(traceback.format_list(frames) + traceback.format_exception_only(error))
-            result = {"error": f"it raised\n{text[-_TAIL:].rstrip()}"}
-        (job / _RESULT).write_text(json.dumps(result))
-
-
-class _RefusedError(Exception):
-    """In the child: the function is not there or returned something else."""
-
-
-def _call(request: dict[str, Any], arrays: dict[str, npt.NDArray[Any]], folder: Path) -> dict[str, Any]:
-    """Call the kernel, save what it made, and say how long it took and why it is not judged ("" = it is)."""
-    import torch
-
-    from replay.kernels import launch
-
-    device = launch.prepare()
-    # These decide at import whether they are interpreted, so they come after `prepare`.
-    from replay.kernels.selfcheck import self_check, watching
-    from replay.kernels.twins import top_k_torch
-
-    sys.path.insert(0, str(Path.cwd()))
-    module, name = parse_spec(request["spec"])
-    function = getattr(importlib.import_module(module), name, None)
-    if not callable(function):
-        raise _RefusedError(f"module {module} has no function {name}")
-    tensors = {key: torch.from_numpy(array).to(device) for key, array in arrays.items()}
-    page = layout(request["layout"])
-    began = time.perf_counter()
-    with watching() as used:
-        if request["kind"] == "store":
-            order = ("cache", "slots", "keys", "rope", "norm_weight")
-            function(page, *(tensors[key] for key in order), request["epsilon"])
-            outputs = {"cache": tensors["cache"]}
-        else:
-            order = ("cache", "table", "rows", "query", "weights")
-            found = function(page, *(tensors[key] for key in order), request["k"])
-            if not isinstance(found, tuple | list) or len(found) != 2:
-                raise _RefusedError(f"a read kernel returns (logits, top_k), this one {type(found).__name__}")
-            logits = torch.as_tensor(found[0]).to(torch.float32)
-            longest = max(arrays["rows"].tolist(), default=0)
-            if logits.ndim != 2 or logits.shape[1] < longest:
-                raise _RefusedError(
-                    f"its logits have shape {list(logits.shape)}, fewer than {longest} columns"
-                )
-            logits = logits[:, :longest]
-            if found[1] is None:
-                past = (
-                    torch.arange(longest, device=logits.device) >= tensors["rows"].to(logits.device)[:, None]
-                )
-                top_k = top_k_torch(logits.masked_fill(past, -torch.inf), tensors["rows"], request["k"])
-            else:
-                top_k = torch.as_tensor(found[1]).to(torch.int32)
-            outputs = {"logits": logits, "top_k": top_k}
-    on_host = {key: tensor.detach().cpu().contiguous().numpy() for key, tensor in outputs.items()}
-    seconds = time.perf_counter() - began
-    for key, array in on_host.items():
-        np.save(folder / f"out_{key}.npy", array, allow_pickle=False)
-    why = ""
-    if used:
-        check = self_check(device)
-        affected = check.affected(used)
-        if affected:
-            why = f"it uses {', '.join(affected)}, which the {check.engine} computes wrongly"
-    return {"not_judged": why, "seconds": seconds}
-
-
-if __name__ == "__main__":
-    _child(Path(sys.argv[1]))

@@ -82,8 +82,11 @@ def test_options_may_stand_before_the_trace(
     assert json.loads(capsys.readouterr().out)["verdict"] == "clean"
 
 
-def test_every_option_reaches_the_judge(judged: Any, trace: str) -> None:
+def test_every_option_reaches_the_judge(judged: Any, trace: str, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = judged(lambda _: Verdict("clean"))
+    monkeypatch.setattr(
+        "replay.commands.kernel_names.find_kernels", lambda specs, timeout: [None] * len(specs)
+    )
 
     cli.run(
         [trace, trace, "--exhaustive", "--read-kernel", "a.b:c", "--store-kernel", "d:e", "--timeout", "5"]
@@ -128,6 +131,24 @@ def test_a_wrong_option_is_a_usage_error(args: list[str], judged: Any, trace: st
     judged(lambda _: Verdict("clean"))
 
     assert cli.run([trace, *args]) == 2
+
+
+def test_a_kernel_that_is_not_there_is_a_usage_error_before_any_judging(
+    judged: Any,
+    trace: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    calls = judged(lambda _: Verdict("clean"))
+    (tmp_path / "mine.py").write_text("def read(*arguments): ...")
+    monkeypatch.chdir(tmp_path)
+
+    assert cli.run([trace, "--read-kernel", "mine:raed", "--store-kernel", "mine:read"]) == 2
+    assert capsys.readouterr().err.endswith(
+        "Error: --read-kernel mine:raed: module mine has no function raed; did you mean mine:read?\n"
+    )
+    assert calls == []
 
 
 def test_a_mistyped_command_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
