@@ -34,6 +34,8 @@ def scope_text(scope: Mapping[str, Any], verbose: bool) -> str:
         if key in scope:
             parts.append(_counted(scope[key], noun))
     text = [", ".join(parts)]
+    if scope.get("cut_to"):
+        text[0] = f"cut down to {facts_text(scope['cut_to'])}: {text[0]}"
     for key, noun in (("read_snapshots", "page seen at reads"), ("tables", "block table")):
         if scope.get(key):
             text.append(_counted(scope[key], noun))
@@ -47,7 +49,7 @@ def scope_text(scope: Mapping[str, Any], verbose: bool) -> str:
     if isinstance(triton, Mapping):
         text.append(f"in Triton ({facts_text(triton)})")
     known = {"requests", "rooms", "layers", "pages", "read_snapshots", "tables", "stores", "reads", "triton"}
-    known |= {"not_in_scope"}
+    known |= {"not_in_scope", "cut_to"}
     known |= {"pages_seen", "overshoot"}  # only with -v
     rest = facts_text({key: value for key, value in scope.items() if key not in known})
     return "; ".join([*text, rest] if rest else text)

@@ -475,10 +475,27 @@ class Metadata(Event):
     holds: int = -1  #: room id in the slot at this moment; -1 = none or not looked at
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Trim(Event):
+    """The trace was cut down on purpose (``replay trim``). What was left out is scope, not loss: everything that a
+    verdict on what the fields name needs was kept. One record a process; empty fields set no limit.
+    """
+
+    KIND: ClassVar[int] = 23
+    TABLE: ClassVar[str] = "trim"
+    run: str  #: the same in all processes that were cut down together
+    rooms: I64 = array("<i8", None)
+    layers: I64 = array("<i8", None)
+    logical: I64 = array("<i8", None)  #: logical pages
+    stages: str = ""  #: stages of the ladder, joined by commas
+    choice: str = ""  #: what was asked for, in words
+    left_out: int = 0  #: records of this process that were left out
+
+
 EVENTS: tuple[type[Event], ...] = (
     Process, Hook, Buffer, Registration, Request, Alloc, Free, StoreParams, Store, Snapshot, Receive, Send,
     TransferState, Order, Read, Loss, Trigger, Clock, Content, Copy, Mapping,
-    Metadata,
+    Metadata, Trim,
 )  # fmt: skip
 BY_KIND: dict[int, type[Event]] = {event.KIND: event for event in EVENTS}
 BY_TABLE: dict[str, type[Event]] = {event.TABLE: event for event in EVENTS}

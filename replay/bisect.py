@@ -19,7 +19,7 @@ from capture_hooks.layouts import Layout
 from replay.appended import own_units
 from replay.cells import Cells, build_cells
 from replay.order import Moment
-from replay.page_columns import BufferInfo
+from replay.page_columns import BufferInfo, column_at
 from replay.timeline import Timeline
 from replay.units import units_of
 
@@ -116,10 +116,7 @@ def climb(timeline: Timeline, progress: Progress | None = None) -> Ladder:
     """Compare ST = SE = RC = LT = RD for every cell of the trace."""
     cells = build_cells(timeline)
     snaps = timeline.snapshots
-    content = {
-        name: np.where(rows >= 0, snaps.content[np.maximum(rows, 0)], -1)
-        for name, rows in cells.stage.items()
-    }
+    content = {name: column_at(snaps.content, rows) for name, rows in cells.stage.items()}
     matters = cells.valid > 0
     suspect = np.zeros(len(cells), bool)
     for first, second in (
@@ -140,6 +137,7 @@ def climb(timeline: Timeline, progress: Progress | None = None) -> Ladder:
         reads_of[number] = (row, differs, appended)
         suspect[number] = True
     cases = list(_cases(timeline, cells, content, np.flatnonzero(suspect), reads_of, progress))
+    matters &= cells.said
     expected = cells.expected & matters
     return Ladder(
         cells=cells,
@@ -170,7 +168,7 @@ def _bad_reads(
     base = content["RC"].copy()
     for name in ("SE+", "SE", "ST"):
         base = np.where(base < 0, content[name], base)
-    own = np.where(cells.own_store >= 0, snaps.content[np.maximum(cells.own_store, 0)], -1)
+    own = column_at(snaps.content, cells.own_store)
     source = np.where(content["SE"] >= 0, content["SE"], content["SE+"])
     source = np.where(source < 0, content["ST"], source)
     seen = snaps.content[reads]
@@ -186,7 +184,8 @@ def _bad_reads(
                 progress("reads", start, len(chosen))
             found += _compare_reads(timeline, cells, part, base, source)
     found.sort(key=lambda item: (int(snaps.process[item[0]]), int(snaps.seq[item[0]])))
-    return found, int(judged.sum()), int((~judged).sum())
+    said = cells.said[number]
+    return found, int((judged & said).sum()), int((~judged & said).sum())
 
 
 def _compare_reads(
@@ -274,7 +273,7 @@ def _chunk_cases(
     has_se = units["SE"][0] if "SE" in units else np.zeros(len(part), bool)
     has_after = units["SE+"][0] if "SE+" in units else np.zeros(len(part), bool)
     # Rows that the last ST we have can know of; a later one may have been lost.
-    told = timeline.snapshots.rows[np.maximum(cells.stage["ST"][part], 0)]
+    told = column_at(timeline.snapshots.rows, cells.stage["ST"][part])
     told = np.where((cells.stage["ST"][part] >= 0) & (told >= 0), told, np.iinfo(np.int64).max // 2)
     stored = row_of_unit < (told - cells.logical[part] * (width // 2))[:, None]
     from_before, from_after = differ("SE", "RC"), differ("SE+", "RC")

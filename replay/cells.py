@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from replay.page_columns import MAX_LOGICAL
+from replay.page_columns import MAX_LOGICAL, column_at
 from replay.timeline import Timeline
 
 I64 = npt.NDArray[np.int64]
@@ -39,6 +39,7 @@ class Cells:
     valid: I64
     rows_known: Bool  #: whether the request's length in rows was told
     expected: Bool  #: announced by a receiver and arrived: every stage should be there
+    said: Bool  #: within the scope; the others are evidence
     stage: dict[str, I64]
     own_store: I64  #: last ST snapshot of the page made by the reading side itself
     own_rows: I64  #: rows of all ST snapshots of the reading side, by cell and sequence
@@ -59,8 +60,8 @@ def build_cells(timeline: Timeline) -> Cells:
     key = np.where(source_key >= 0, source_key * processes + snaps.process, -1)
 
     key = np.where(
-        timeline.marked[snaps.request], -1, key
-    )  # request -1 is the spare last entry, never marked
+        timeline.beside[snaps.request], -1, key
+    )  # request -1 is the spare last entry, never beside the scope
     late = _after_free(timeline)
     rows = {name: snaps.where(*wanted) for name, wanted in STAGE_KEYS.items()}
     reads = snaps.where("RD")
@@ -81,6 +82,7 @@ def build_cells(timeline: Timeline) -> Cells:
     cell_key, process = np.divmod(universe, processes)
     pair, logical = np.divmod(cell_key, MAX_LOGICAL)
     request, slot = np.divmod(pair, max(1, len(timeline.slots)))
+    layers = np.array([layer for _, layer in timeline.slots] or [0], np.int64)
 
     stage: dict[str, I64] = {}
     for name in ("RC-", "RC", "LT"):
@@ -89,7 +91,7 @@ def build_cells(timeline: Timeline) -> Cells:
         stage[name] = _last(snaps.seq, source_key, rows[name], cell_key)
     # Taken alone, a look at the source after it was given back proves nothing about what the wire carried.
     alone = (stage["SE"] < 0) & (stage["SE+"] >= 0)
-    stage["SE+"][alone & late[np.maximum(stage["SE+"], 0)]] = -1
+    stage["SE+"][alone & np.append(late, False)[stage["SE+"]]] = -1
     stage["ST"], own_store = _stores(timeline, key, rows["ST"], universe, cell_key, process, stage, processes)
 
     own_rows = rows["ST"][np.isin(key[rows["ST"]], universe)]
@@ -111,6 +113,7 @@ def build_cells(timeline: Timeline) -> Cells:
         valid=np.where(told >= 0, valid, 0),
         rows_known=told >= 0,
         expected=np.isin(universe, expected_key),
+        said=timeline.scope.places_in(layers[slot], logical),
         stage=stage,
         own_store=own_store,
         own_rows=own_rows,
@@ -183,7 +186,7 @@ def _announced(timeline: Timeline, processes: int) -> I64:
     keys = [np.zeros(0, np.int64)]
     for row in range(len(receive)):
         process = int(receive["process"][row])
-        if (process, int(request[row])) not in arrived:
+        if (process, int(request[row])) not in arrived or timeline.beside[request[row]]:
             continue
         numbers_of = [timeline.buffer_number(process, int(b)) for b in buffers[row]]
         slots = np.array([timeline.slot_of_buffer[n] for n in numbers_of if n >= 0], np.int64)
@@ -224,7 +227,7 @@ def _stores(
     own_store = _last(snaps.seq, key, rows, universe)
     source = np.where(stage["SE"] >= 0, stage["SE"], stage["SE+"])
     has_source = source >= 0
-    source_process = np.where(has_source, snaps.process[np.maximum(source, 0)], -1)
+    source_process = column_at(snaps.process, source)
     store = np.full(len(universe), -1, np.int64)
     for number in range(processes):
         # A side that reads its own stores (no transfer) has its own ST as the source.

@@ -42,7 +42,7 @@ COMMANDS: dict[str, Entry] = {
     "verify": Entry("replay.commands.verify", "Check that a trace is whole and consistent with itself."),
     "seal": Entry("replay.commands.seal", "Turn journals into compressed HDF5 traces."),
     "merge": Entry("replay.commands.merge", "Join the traces of both sides into one file."),
-    "trim": Entry("replay.commands.trim", "Cut a trace down to some requests."),
+    "trim": Entry("replay.commands.trim", "Cut a trace down to a part and the evidence for it."),
     "timeline": Entry("replay.commands.timeline", "List what happened to a request or a page, in order."),
     "plot": Entry("replay.commands.plot", "Draw the stage x page grid of a request."),
     "kernels": Entry("replay.commands.kernels", "Check the store and read kernels against the reference."),

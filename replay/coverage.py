@@ -42,8 +42,8 @@ class Coverage:
     not_judged: list[NotJudged]
 
 
-def coverage(trace: Trace) -> Coverage:
-    """Read the hook and loss tables of a trace."""
+def coverage(trace: Trace, apart: frozenset[int] = frozenset()) -> Coverage:
+    """Read the hook and loss tables of a trace; ``apart`` are processes that were cut down without the others."""
     missing: list[NotJudged] = []
     lost = _losses(trace)
     served = bool((trace.table("request")["phase"] == "arrived").any())
@@ -64,7 +64,7 @@ def coverage(trace: Trace) -> Coverage:
         gone = lost.get(number, {})
         for what in gone:
             bad |= {COVERS[what]} if what in COVERS else set(COVERS.values()) if what == "" else set()
-        complete[number] = frozenset(good - bad)
+        complete[number] = frozenset() if number in apart else frozenset(good - bad)
         shown[name] = {
             "attached": sum(h["state"] == "attached" for h in hooks.values()),
             "fired": sum(h["fired"] > 0 for h in hooks.values()),
@@ -75,7 +75,9 @@ def coverage(trace: Trace) -> Coverage:
         absent = [what for what in needed if what not in complete[number]]
         if absent:
             why = "records of it were lost" if set(gone) - {"content"} else "no attached hook sees all of it"
-            if set(absent) <= silent:
+            if number in apart:
+                why = "the file was cut down by itself, without the other side's: trim them together"
+            elif set(absent) <= silent:
                 why = "the hooks are attached and never fired: the engine goes another way"
             missing.append(NotJudged(f"{name}: {', '.join(absent)}", why))
         # Page bytes that were given up (a full ring, the disk limit) leave their digests: that is scope, not a hole.

@@ -17,7 +17,7 @@ from capture_hooks.regions import Pieces as Resolved
 from capture_hooks.regions import Regions
 from replay.cells import Cells
 from replay.order import Moment
-from replay.page_columns import PLACE, place
+from replay.page_columns import PLACE, column_at, place
 from replay.timeline import Timeline
 from replay.trace.errors import reading
 
@@ -188,7 +188,7 @@ class DescriptorMap:
         source = np.where(cells.stage["SE"] >= 0, cells.stage["SE"], cells.stage["SE+"])
         # A page that was never sent was never looked at by its sender: its store says where it lies.
         stored = cells.stage["ST"]
-        elsewhere = (stored >= 0) & (snaps.process[np.maximum(stored, 0)] != cells.process)
+        elsewhere = (stored >= 0) & (column_at(snaps.process, stored) != cells.process)
         source = np.where((source < 0) & elsewhere, stored, source)
         judged = (seen >= 0) & (source >= 0) & np.isin(cells.request, self.request)
         sizes = np.array([b.layout.page_bytes for b in self.timeline.buffers] or [0], np.int64)
@@ -198,10 +198,8 @@ class DescriptorMap:
         have = np.stack([pieces.request, pieces.buffer, pieces.page, pieces.source, pieces.source_page], 1)[
             whole
         ]
-        at, origin = np.maximum(seen, 0), np.maximum(source, 0)
-        want = np.stack(
-            [cells.request, snaps.buffer[at], snaps.page[at], snaps.buffer[origin], snaps.page[origin]], 1
-        )
+        looked_at = [column_at(c, rows) for rows in (seen, source) for c in (snaps.buffer, snaps.page)]
+        want = np.stack([cells.request, *looked_at], 1)
         return judged, judged & _rows_in(want, have)
 
     @cached_property

@@ -37,6 +37,13 @@ Progress = Callable[[str, int, int], None]
 #: one of them missing, an owner or a writer may be unknown.
 WRITERS = ("store", "alloc", "send", "receive", "completion")
 
+#: Snapshot -> the stages that cannot be judged without it.
+_LOOKS = {
+    "ST": ("source",),
+    "SE": ("source", "descriptor", "wire", "completion"),
+    "RC": ("descriptor", "wire", "completion", "destination"),
+}
+
 
 def judge(trace: Trace, options: JudgeOptions | None = None, progress: Progress | None = None) -> Verdict:
     """Judge a trace.
@@ -45,8 +52,9 @@ def judge(trace: Trace, options: JudgeOptions | None = None, progress: Progress 
         TraceError: the trace is damaged.
     """
     options = options or JudgeOptions()
-    timeline = Timeline(trace)
-    seen = coverage(trace)
+    timeline = Timeline(trace, options.scope)
+    scope = timeline.scope
+    seen = coverage(trace, scope.apart)
     evidence = Evidence(timeline, DescriptorMap(timeline), seen.complete)
     ladder = climb(timeline, progress)
     pages, hazards, doubts = _byte_rungs(ladder, evidence)
@@ -59,7 +67,7 @@ def judge(trace: Trace, options: JudgeOptions | None = None, progress: Progress 
     stores = replay_stores(timeline, evidence, limit, progress)
     reads = replay_reads(timeline, evidence, tables.changed, limit, progress)
     pages += stores.pages + reads.pages
-    findings = _sorted(group(timeline, [_claim(page, timeline) for page in pages]))
+    findings, beyond = scope.limit(_sorted(group(timeline, [_claim(page, timeline) for page in pages])))
     extra: dict[str, Any] = {}
     unclear: list[NotJudged] = []
     yours = options.read_kernel or options.store_kernel
@@ -67,9 +75,9 @@ def judge(trace: Trace, options: JudgeOptions | None = None, progress: Progress 
         from replay import triton_replay  # torch is imported only on this path
 
         extra, more, unclear = triton_replay.run(timeline, evidence, stores, reads, options, progress)
-        findings += more
-    missing = [*doubts.values(), *unclear, *seen.not_judged, *_missing(ladder, tables, timeline)]
-    judged = _judged(ladder, tables, stores, reads, evidence)
+        findings += scope.limit(more)[0]
+    missing = [*doubts.values(), *beyond, *unclear, *seen.not_judged, *_missing(ladder, tables, timeline)]
+    judged = frozenset(filter(scope.has_stage, _judged(ladder, tables, stores, reads, evidence)))
     guilty = {finding.stage for finding in findings} | {stage for stage, _ in doubts}
     problems = getattr(trace, "problems", ())
     missing += [NotJudged("a file of the capture", str(problem)) for problem in problems]
@@ -81,6 +89,7 @@ def judge(trace: Trace, options: JudgeOptions | None = None, progress: Progress 
         not_judged=tuple(missing),
         scope=_scope(timeline, ladder, tables, stores, reads)
         | {"not_in_scope": [stage for stage in STAGES if stage not in judged]}
+        | ({} if scope.whole else {"cut_to": scope.to_json()})
         | extra,
         coverage=seen.hooks,
         losses=seen.losses,
@@ -110,6 +119,8 @@ def _byte_rungs(
         if judged[case.cell]:
             case.delivery = "right" if delivered[case.cell] else "wrong"
         for found in classify.explain_case(case, evidence):
+            if not ladder.cells.said[case.cell] and (found.harmless or found.code == "unclassified"):
+                continue
             if found.harmless or _never_read(case, evidence):
                 item = hazard(case, found)
                 hazards.setdefault(f"{found.code} {case.room}", item)
@@ -245,18 +256,18 @@ def _missing(ladder: Ladder, tables: TableRung, timeline: Timeline) -> list[NotJ
     missing = [
         NotJudged(f"{words[stage]} of {int(mask.sum())} pages", f"no {stage} snapshot of them was recorded")
         for stage, mask in ladder.missing.items()
-        if mask.any()
+        if mask.any() and timeline.scope.has_stage(*_LOOKS[stage])
     ]
-    unknown = int((~ladder.cells.rows_known).sum())
+    unknown = int((~ladder.cells.rows_known & ladder.cells.said).sum())
     if unknown:
         missing.append(NotJudged(f"{unknown} pages", "how many rows of them are valid was not recorded"))
-    if ladder.unjudged_reads:
+    if ladder.unjudged_reads and timeline.scope.has_stage("destination"):
         missing.append(
             NotJudged(
                 f"{ladder.unjudged_reads} page snapshots at reads (RD)", "no earlier snapshot to compare with"
             )
         )
-    if tables.unknown:
+    if tables.unknown and timeline.scope.has_stage("table"):
         missing.append(
             NotJudged(f"the block tables of {tables.unknown} reads", "allocations of them were not recorded")
         )
@@ -304,11 +315,12 @@ def _scope(
     timeline: Timeline, ladder: Ladder, tables: TableRung, stores: Rung, reads: Rung
 ) -> dict[str, Any]:
     rooms = sorted({timeline.requests[number][0] for number in ladder.requests.tolist()})
+    layers = np.unique(np.array([layer for _, layer in timeline.slots], np.int64))
     return {
         "requests": len(ladder.requests),
         "rooms": [rooms[0], rooms[-1]] if rooms else [],
-        "layers": len({layer for _, layer in timeline.slots}),
-        "pages": int((ladder.cells.valid > 0).sum()),
+        "layers": int(timeline.scope.layers_in(layers).sum()),
+        "pages": int(((ladder.cells.valid > 0) & ladder.cells.said).sum()),
         "pages_seen": ladder.pages_judged,
         "read_snapshots": ladder.reads_checked,
         "tables": tables.reads,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from replay.scope import Scope
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +18,7 @@ class JudgeOptions:
         store_kernel: the user's store kernel, "module:function".
         reexecute: False runs no kernel; the numpy reference still does stores and reads again.
         timeout: seconds for one run of a user's kernel.
+        scope: limits of the verdict, besides those of the trace itself.
     """
 
     exhaustive: bool = False
@@ -24,3 +27,4 @@ class JudgeOptions:
     store_kernel: str | None = None
     reexecute: bool = True
     timeout: float = 60.0
+    scope: Scope = field(default_factory=Scope)

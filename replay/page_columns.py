@@ -24,6 +24,13 @@ def place(buffer: I64, page: I64) -> I64:
     return np.where((buffer >= 0) & (page >= 0) & (page < PLACE), buffer * PLACE + page, -1)
 
 
+def column_at(column: I64, rows: I64) -> I64:
+    """``column[rows]``, -1 where the row is -1; the column may be empty."""
+    if not len(column):
+        return np.full(np.shape(rows), -1, np.int64)
+    return np.where(rows >= 0, column[np.maximum(rows, 0)], -1)
+
+
 @dataclass(frozen=True, slots=True)
 class BufferInfo:
     """One buffer of one process. ``number`` is its row in :attr:`Timeline.buffers`."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from replay.classify import kernel_numerics, wrong_store_bytes
 from replay.classify.base import Evidence
@@ -18,6 +19,9 @@ from replay.findings import PageEvidence
 from replay.kernels.reference import check_store, logits_reference, top_k_violations, wrong_logits
 from replay.recorded import Skipped, read_case, read_snapshots, store_cases
 from replay.timeline import Timeline
+
+Bool = npt.NDArray[np.bool_]
+I64 = npt.NDArray[np.int64]
 
 Progress = Callable[[str, int, int], None]
 
@@ -40,13 +44,26 @@ class Rung:
 SAMPLE_LIMIT = 64
 
 
+def _in_scope(timeline: Timeline, table: str, stages: tuple[str, ...], kept: Bool) -> I64:
+    """Records of ``table`` whose payload was ``kept`` and that the scope of the verdict takes in."""
+    scope = timeline.scope
+    if not scope.has_stage(*stages):
+        return np.zeros(0, np.int64)
+    layers = np.array([b.layer for b in timeline.buffers] or [0], np.int64)
+    said = (
+        scope.layers_in(layers[timeline.buffer_column(table)])
+        & ~timeline.beside[timeline.request_column(table)]
+    )
+    return np.flatnonzero(kept & said)
+
+
 def replay_stores(
     timeline: Timeline, evidence: Evidence, limit: int = SAMPLE_LIMIT, progress: Progress | None = None
 ) -> Rung:
     """Do every store again whose inputs were recorded and compare with the page bytes after it (ST)."""
     rung = Rung()
     table = timeline.trace.table("store")
-    recorded = np.flatnonzero(table.bulk_size("keys") > 0)
+    recorded = _in_scope(timeline, "store", ("store",), table.bulk_size("keys") > 0)
     for number, store in enumerate(recorded.tolist()):
         if progress is not None and number % 64 == 0:
             progress("stores", number, len(recorded))
@@ -89,7 +106,8 @@ def replay_reads(
     table = timeline.trace.table("read")
     looks = read_snapshots(timeline)
     freed = timeline.freed_seq
-    recorded = np.flatnonzero((table.bulk_size("logits") > 0) & (table.bulk_size("query") > 0))
+    kept = (table.bulk_size("logits") > 0) & (table.bulk_size("query") > 0)
+    recorded = _in_scope(timeline, "read", ("read-kernel", "top-k"), kept)
     for number, read in enumerate(recorded.tolist()):
         if progress is not None and number % 16 == 0:
             progress("reads done again", number, len(recorded))

@@ -56,7 +56,9 @@ def judge_tables(timeline: Timeline) -> TableRung:
     rows_per_page = np.array([b.layout.rows for b in timeline.buffers] or [1], np.int64)
     per_page = rows_per_page[np.maximum(buffer, 0)]
     needed = -(-reads["rows"].astype(np.int64) // per_page)
-    judged = ~late & (buffer >= 0) & (request >= 0)
+    layers = np.array([b.layer for b in timeline.buffers] or [0], np.int64)[np.maximum(buffer, 0)]
+    said = ~timeline.beside[request] & timeline.scope.layers_in(layers)
+    judged = ~late & (buffer >= 0) & (request >= 0) & said
 
     found: dict[int, dict[int, tuple[int, int, bool]]] = {}
     unknown: set[int] = set()
@@ -98,7 +100,7 @@ def judge_tables(timeline: Timeline) -> TableRung:
     return TableRung(
         cases=cases,
         reads=int(judged.sum()),
-        overshoot=int(late.sum()),
+        overshoot=int((late & said).sum()),
         unknown=len(unknown),
         changed=frozenset(changed | set(found)),
     )

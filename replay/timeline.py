@@ -17,6 +17,7 @@ import numpy.typing as npt
 from capture_hooks.layouts import LAYOUTS
 from replay.order import HappensBefore, Moment, line_numbers, moment
 from replay.page_columns import I64, MAX_LOGICAL, PLACE, BufferInfo, PageEvents, PageSnapshots
+from replay.scope import Scope, scope_of
 from replay.trace.errors import DAMAGED, TraceError
 
 if TYPE_CHECKING:
@@ -28,9 +29,13 @@ Bool = npt.NDArray[np.bool_]
 class Timeline:
     """Flat columns of a trace, with requests, buffers and owners resolved."""
 
-    def __init__(self, trace: Trace) -> None:
-        """Read the small tables of ``trace``; page snapshots are read on first use."""
+    def __init__(self, trace: Trace, scope: Scope | None = None) -> None:
+        """Read the small tables of ``trace``; page snapshots are read on first use.
+
+        ``scope`` limits what is judged further than the trace itself does (:func:`replay.scope.scope_of`).
+        """
         self.trace = trace
+        self.scope = scope_of(trace).joined(scope or Scope())
         self.unit_blocks: OrderedDict[int, npt.NDArray[np.uint64]] = (
             OrderedDict()
         )  #: cache of ``units.units_of``
@@ -94,6 +99,14 @@ class Timeline:
         marked = np.zeros(len(self.requests) + 1, bool)
         marked[numbers[(table["mark"] != "") & (numbers >= 0)]] = True
         return marked
+
+    @cached_property
+    def beside(self) -> Bool:
+        """Requests that nobody judges (``bool[requests + 1]``): marked ones, and those outside the scope."""
+        rooms = np.array([room for room, _ in self.requests] + [-1], np.int64)
+        outside = ~self.scope.rooms_in(rooms)
+        outside[-1] = False  # what belongs to no known request
+        return self.marked | outside
 
     @cached_property
     def snapshots(self) -> PageSnapshots:

@@ -44,6 +44,7 @@ from capture_hooks.events import (
     StoreParams,
     TransferState,
     Trigger,
+    Trim,
     schema,
 )
 from capture_hooks.layouts import layout
@@ -218,6 +219,10 @@ class ProcessBuilder:
     def clock(self, **fields: Any) -> int:
         """Add a :class:`~capture_hooks.events.Clock`."""
         return self._emit(Clock, fields)
+
+    def trim(self, **fields: Any) -> int:
+        """Add a :class:`~capture_hooks.events.Trim`."""
+        return self._emit(Trim, fields)
 
     def hooks_complete(self, *covers: str) -> None:
         """Declare hooks that saw everything of ``covers`` (all of :data:`COVERS` by default).

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +14,11 @@ import numpy.typing as npt
 from capture_hooks.events import Process, schema
 from replay.trace.content_writer import Pages
 from replay.trace.errors import TraceError
-from replay.trace.reader import Table, Trace, open_trace
+from replay.trace.reader import Ragged, Table, Trace, open_trace
 from replay.trace.schema import STAMPS, TABLES, Column
 from replay.trace.writer import ColumnRows, RaggedRows, TraceWriter
 
+Bool = npt.NDArray[np.bool_]
 I64 = npt.NDArray[np.int64]
 Progress = Callable[[str, int, int], None]
 
@@ -47,14 +48,28 @@ class Selection:
     Attributes:
         rows: for each table that loses records, the rows that stay.
         payload: keep page bytes, keys, queries and logits.
+        looks: which page looks of all snapshots stay, ``bool[page looks]``; all where None.
+        payload_of: for each table that keeps its payload for some records only, ``bool[rows]``.
     """
 
     rows: Mapping[str, I64]
     payload: bool = True
+    looks: Bool | None = None
+    payload_of: Mapping[str, Bool] = field(default_factory=dict)
 
     def of(self, table: Table) -> I64:
         """The rows of ``table`` that stay."""
         return self.rows.get(table.name, np.arange(len(table)))
+
+    def arrays(self, table: Table, name: str) -> Ragged:
+        """The arrays of a column that stay; those of snapshots have one value a page."""
+        stay, column = self.of(table), table.ragged(name)
+        found = column.take(stay)
+        if self.looks is None or table.name != "snapshot":
+            return found
+        looks = Ragged(self.looks, column.offsets).take(stay)
+        ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(looks.values)])
+        return Ragged(found.values[looks.values], ends[looks.offsets])
 
 
 _ALL = Selection({})
@@ -89,7 +104,7 @@ def _used_contents(trace: Trace, selection: Selection) -> I64:
     for name, columns in TABLES.items():
         if any(column.kind == "content" for column in columns):
             table = trace.fresh_table(name)
-            found.append(table.ragged("content").take(selection.of(table)).values)
+            found.append(selection.arrays(table, "content").values)
     used = np.unique(np.concatenate(found))
     return used[used >= 0]
 
@@ -142,20 +157,21 @@ def _copy_table(
         if column.kind == "str":
             rows[column.name] = codes[table.codes(column.name)[stay]]
         elif column.kind in ("ragged", "content"):
-            ragged = table.ragged(column.name).take(stay)
+            ragged = selection.arrays(table, column.name)
             values = ragged.values if column.kind == "ragged" else np.append(contents, -1)[ragged.values]
             rows[column.name] = RaggedRows(values, ragged.lengths)
         elif column.kind == "bulk":
-            rows[column.name] = _copy_bulk(table, column, writer, stay, selection.payload)
+            kept = selection.payload_of.get(table.name, np.full(len(table), selection.payload))
+            rows[column.name] = _copy_bulk(table, column, writer, stay, kept & selection.payload)
         else:
             rows[column.name] = table[column.name][stay]
     writer.table(table.name).append(rows)
     writer.events += len(stay)
 
 
-def _copy_bulk(table: Table, column: Column, writer: TraceWriter, stay: I64, payload: bool) -> I64:
+def _copy_bulk(table: Table, column: Column, writer: TraceWriter, stay: I64, payload: Bool) -> I64:
     found = np.full(len(stay), -1, np.int64)
-    sizes = table.bulk_size(column.name)[stay] if payload else np.zeros(len(stay), np.int64)
+    sizes = np.where(payload, table.bulk_size(column.name), 0)[stay]
     for row in np.flatnonzero(sizes):
         values = np.ascontiguousarray(table.bulk(column.name, int(stay[row])), column.dtype)
         found[row] = writer.blobs(f"{table.name}.{column.name}").add(values.reshape(-1).view(np.uint8).data)

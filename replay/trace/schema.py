@@ -17,7 +17,7 @@ from capture_hooks.events import EVENTS, ArraySpec, Content, Event, Snapshot, sc
 
 FORMAT = "kv-replay-trace"
 #: A minor version may only add groups, datasets and attributes; anything else needs a new major version.
-MAJOR, MINOR = 1, 0
+MAJOR, MINOR = 1, 1
 
 #: Rows of a chunk of an event column or of row digests; bytes of a chunk of blobs.
 CHUNK_ROWS = 16_384
