@@ -40,6 +40,17 @@ class Pieces:
     stop: I64
 
 
+def regions_of(timeline: Timeline) -> dict[int, Regions]:
+    """The map of each process's buffers, by their numbers in ``Timeline.buffers``."""
+    regions: dict[int, Regions] = {}
+    for b in timeline.buffers:
+        with reading(f"buffer {b.buffer} of process {b.process}"):
+            regions.setdefault(b.process, Regions()).add(
+                b.number, b.layer, b.name, b.layout, b.address, b.pages, b.pitch
+            )
+    return regions
+
+
 class DescriptorMap:
     """All pieces of all sends of a trace, found by destination page."""
 
@@ -72,13 +83,7 @@ class DescriptorMap:
 
     @cached_property
     def _regions(self) -> dict[int, Regions]:
-        regions: dict[int, Regions] = {}
-        for b in self.timeline.buffers:
-            with reading(f"buffer {b.buffer} of process {b.process}"):
-                regions.setdefault(b.process, Regions()).add(
-                    b.number, b.layer, b.name, b.layout, b.address, b.pages, b.pitch
-                )
-        return regions
+        return regions_of(self.timeline)
 
     @cached_property
     def pieces(self) -> Pieces:
@@ -222,6 +227,11 @@ class DescriptorMap:
                 inside = (rows[:, 0] >= address) & (rows[:, 0] < address + size)
                 found |= {int(length) for length in rows[inside, 1]}
         return sorted(found)
+
+    def told_lengths(self, request: int) -> set[int]:
+        """Bytes a page with which the engine made the request's descriptors; empty where it was not told."""
+        lengths = self.sends.ragged("item_lengths")
+        return {int(length) for send in self.sends_of(request).tolist() for length in lengths[send]}
 
     def own_bytes(
         self, request: int, buffer: int, page: int, source: int, source_page: int, size: int

@@ -26,6 +26,7 @@ from replay.descriptors import DescriptorMap
 from replay.findings import PageEvidence, group, hazard, page_evidence
 from replay.judge_options import JudgeOptions
 from replay.reexecute import Rung, replay_reads, replay_stores
+from replay.siblings import Siblings
 from replay.tables import TableRung, judge_tables
 from replay.timeline import Timeline
 from replay.trace.reader import Trace
@@ -57,6 +58,7 @@ def judge(trace: Trace, options: JudgeOptions | None = None, progress: Progress 
     seen = coverage(trace, scope.apart)
     evidence = Evidence(timeline, DescriptorMap(timeline), seen.complete)
     ladder = climb(timeline, progress)
+    evidence.siblings = Siblings(ladder)
     pages, hazards, doubts = _byte_rungs(ladder, evidence)
     tables = judge_tables(timeline)
     proven = {(case.process, case.request, case.buffer) for case in tables.cases if not case.during}

@@ -11,10 +11,13 @@ from replay.bisect import Case
 from replay.classify import (
     buffer_missing,
     completion_early,
+    component_late,
     failed_transfer_used,
     late_foreign_write,
+    layout_permuted,
     list_too_short,
     lost_on_wire,
+    partial_slice,
     sent_before_written,
     source_overwritten,
     wrong_item_length,
@@ -31,6 +34,8 @@ Classifier = Callable[[Case, Evidence, Bool, str], Explanation | None]
 #: Kinds that the descriptors themselves show, in the order in which they are asked; only where these do not bring
 #: the page whole from its own source.
 DESCRIPTOR_KINDS: tuple[Classifier, ...] = (
+    layout_permuted.explain,
+    partial_slice.explain,
     wrong_item_length.explain,
     buffer_missing.explain,
     list_too_short.explain,
@@ -42,6 +47,8 @@ DESCRIPTOR_KINDS: tuple[Classifier, ...] = (
 WIRE_KINDS: tuple[Classifier, ...] = (
     failed_transfer_used.explain,
     source_overwritten.explain,
+    layout_permuted.explain,
+    component_late.explain,
     completion_early.explain,
     lost_on_wire.explain,
 )
@@ -50,6 +57,7 @@ WIRE_KINDS: tuple[Classifier, ...] = (
 DESTINATION_KINDS: tuple[Classifier, ...] = (
     late_foreign_write.explain,
     wrong_item_length.overwritten,
+    layout_permuted.explain,
 )
 
 #: Kinds that explain rows which the reading side appended.

@@ -14,7 +14,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from capture_hooks.layouts import Layout
 from replay.descriptors import DescriptorMap
+from replay.siblings import Siblings
 from replay.timeline import Timeline
 from replay.verdict import Confidence, Donor, RunnerUp
 
@@ -132,10 +134,23 @@ class Evidence:
     complete: dict[int, frozenset[str]] = field(
         default_factory=dict
     )  #: process -> what its hooks cover whole
+    siblings: Siblings | None = None  #: once the ladder has been climbed
 
     def covers(self, process: int, *what: str) -> bool:
         """Whether absence is evidence: the hooks of ``process`` see every event of these kinds."""
         return set(what) <= self.complete.get(process, frozenset())
+
+
+def unit_mask(layout: Layout, bytes_mask: Bool, *, some: bool = False) -> Bool:
+    """Units whose bytes are all (or, with ``some``, partly) set in a byte mask of the page."""
+    values = bytes_mask[: layout.scale_base].reshape(layout.rows, layout.value_bytes)
+    reduce = np.any if some else np.all
+    if layout.scale_bytes:
+        scales = bytes_mask[layout.scale_base :].reshape(layout.rows, layout.scale_bytes)
+        scale_mask = reduce(scales, axis=1)
+    else:
+        scale_mask = np.full(layout.rows, not some)
+    return np.concatenate([reduce(values, axis=1), scale_mask])
 
 
 def lower(first: Confidence, second: Confidence) -> Confidence:

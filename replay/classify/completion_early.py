@@ -45,7 +45,7 @@ def explain(case: Case, evidence: Evidence, bad: Bool, stage: str) -> Explanatio
     source = next((stage for stage in ("SE+", "SE", "ST") if case.has(stage)), "")
     if source == "":
         return None
-    later, healed = _arrived_later(case, source, bad)
+    later, healed = arrived_later(case, source, bad)
     early = _early(case, evidence)
     if early == "proven" and case.has("RC-"):
         # Still old at every later look, and the transfer was not over when success was told.
@@ -57,7 +57,7 @@ def explain(case: Case, evidence: Evidence, bad: Bool, stage: str) -> Explanatio
     old_known = case.has("RC-") and int(torn.sum()) <= TORN_UNITS
     order = case.timeline.order
     ordered = early == "proven" or later == "RD" or order.before(case.moment("RC"), case.moment(later))
-    torn_read, clean_read = _reads(case, source, healed)
+    torn_read, clean_read = reads_of(case, source, healed)
     others_quiet = _no_other_writer(case, evidence)
     told = early != "" or _told(case, evidence)
     sure = old_known and ordered and told and others_quiet and torn_read and bool((healed == bad).all())
@@ -121,7 +121,7 @@ def overwrote(case: Case, evidence: Evidence, bad: Bool, stage: str) -> Explanat
     )
 
 
-def _arrived_later(case: Case, source: str, bad: Bool) -> tuple[str, Bool]:
+def arrived_later(case: Case, source: str, bad: Bool) -> tuple[str, Bool]:
     """The first later look that shows the source's bytes, and the units it heals."""
     if case.has("LT"):
         healed = bad & case.same("LT", source)
@@ -138,7 +138,7 @@ def _arrived_later(case: Case, source: str, bad: Bool) -> tuple[str, Bool]:
     return "", np.zeros(len(bad), bool)
 
 
-def _reads(case: Case, source: str, healed: Bool) -> tuple[bool, bool]:
+def reads_of(case: Case, source: str, healed: Bool) -> tuple[bool, bool]:
     """Whether some read saw the torn page, and whether some read saw it whole."""
     torn = clean = False
     for row in case.reads.tolist():

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from replay.bisect import Case
-from replay.classify.base import Evidence, Explanation, Kind, claims, halves, span
+from replay.classify.base import Evidence, Explanation, Kind, claims, halves, span, unit_mask
 from replay.verdict import Confidence, RunnerUp
 
 Bool = npt.NDArray[np.bool_]
@@ -51,10 +51,10 @@ def explain(case: Case, evidence: Evidence, bad: Bool, stage: str) -> Explanatio
     )
     if not same_format:
         right[:] = False  # the bytes of another format are right nowhere
-    delivered = _unit_mask(case, right)
+    delivered = unit_mask(case.layout, right)
     explained = bad & ~delivered
     foreign = _displaced_foreign(case, evidence)
-    explained |= bad & delivered & _unit_mask(case, foreign, some=True)
+    explained |= bad & delivered & unit_mask(case.layout, foreign, some=True)
     values, scales = halves(explained)
     if not explained.any():
         return None
@@ -95,7 +95,7 @@ def overwritten(case: Case, evidence: Evidence, bad: Bool, stage: str) -> Explan
     A transfer with a wrong pitch writes outside its own pages as well, whenever it runs.
     """
     hit = _displaced_foreign(case, evidence)
-    explained = bad & _unit_mask(case, hit, some=True)
+    explained = bad & unit_mask(case.layout, hit, some=True)
     if not explained.any():
         return None
     descriptors, size = evidence.descriptors, case.layout.page_bytes
@@ -111,7 +111,7 @@ def overwritten(case: Case, evidence: Evidence, bad: Bool, stage: str) -> Explan
     if not rooms:
         return None
     values, scales = halves(explained)
-    same = bool((_unit_mask(case, proven, some=True) | ~explained).all())
+    same = bool((unit_mask(case.layout, proven, some=True) | ~explained).all())
     return Explanation(
         code="F03",
         stage="descriptor",
@@ -143,19 +143,6 @@ def _brought(case: Case, evidence: Evidence, row: int, stage: str) -> Bool:
         source = np.asarray(contents.data(np.array([content]))[0])[at : at + stop - start]
         found[start : start + len(source)] |= observed[start : start + len(source)] == source
     return found
-
-
-def _unit_mask(case: Case, bytes_mask: Bool, *, some: bool = False) -> Bool:
-    """Units whose bytes are all (or, with ``some``, partly) set in a byte mask of the page."""
-    layout = case.layout
-    values = bytes_mask[: layout.scale_base].reshape(layout.rows, layout.value_bytes)
-    reduce = np.any if some else np.all
-    if layout.scale_bytes:
-        scales = bytes_mask[layout.scale_base :].reshape(layout.rows, layout.scale_bytes)
-        scale_mask = reduce(scales, axis=1)
-    else:
-        scale_mask = np.full(layout.rows, not some)
-    return np.concatenate([reduce(values, axis=1), scale_mask])
 
 
 def _displaced_foreign(case: Case, evidence: Evidence) -> Bool:

@@ -242,12 +242,14 @@ class Scene:
         destination: Sequence[int] | None = None,
         rows: int | None = None,
         pairs: Sequence[tuple[int, int]] | None = None,
+        parts: Sequence[tuple[int, int, int]] = (),
     ) -> Transfer:
         """Prefill posts a transfer of the logical pages. Nothing has landed yet.
 
         ``lengths`` are the item lengths of the descriptors (source, destination), ``strides`` the bytes from page
         to page with which their addresses are computed; an honest sender uses the two page sizes. ``pairs`` are the
-        source and destination layers; an honest sender pairs those that both sides have.
+        source and destination layers; an honest sender pairs those that both sides have. ``parts`` are (start, stop,
+        start in the source page) of the pieces in which every page is sent, where it is not sent whole.
         """
         p, d = self.prefill, self.decode
         wire = 1 if self.threads else 0
@@ -261,6 +263,9 @@ class Scene:
             a = [p.address(here) + page * stride[0] for page in source_pages]
             b = [d.address(there) + page * stride[1] for page in target_pages]
             x, y = _rows(a, b, length, grouped=self.grouped)
+            if parts:
+                x = [(base + at, stop - start) for base in a for start, stop, at in parts]
+                y = [(base + start, stop - start) for base in b for start, stop, _ in parts]
             source += x
             target += y
         self._transfers += 1

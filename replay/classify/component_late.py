@@ -1,0 +1,138 @@
+"""F12: one component (a whole buffer) arrived later than the others whose completion was taken for all.
+
+Signature: at completion every page of one buffer still holds its old bytes while the request's other buffers are whole;
+the buffer has a transfer of its own, and a later look shows its bytes complete.
+
+Chosen over F09, where pages are torn or the late bytes belong to the transfer that brought the others as well; over
+F01, where no descriptor names the buffer and nothing ever arrives; over F13, where the transfer failed.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from replay.bisect import Case
+from replay.classify.base import Evidence, Explanation, Kind, claims
+from replay.classify.completion_early import arrived_later, reads_of
+from replay.classify.undelivered import still_old
+from replay.verdict import RunnerUp
+
+Bool = npt.NDArray[np.bool_]
+
+KIND = Kind(
+    code="F12",
+    shows=(
+        "at completion all pages of a buffer hold their old bytes, other buffers of the request are whole, and a later "
+        "look shows the buffer complete"
+    ),
+    certain=(
+        "the buffer's transfers are not those of the whole buffers; theirs were over before completion was told, its "
+        "own was not; a read saw the old bytes"
+    ),
+    best=claims(digest="certain", pages="certain"),
+    rivals=(
+        ("F09", "whole buffers are late, by a transfer of their own; no page is torn"),
+        ("F01", "a transfer names the buffer, and its bytes arrived in the end"),
+        ("F13", "the transfer did not fail"),
+    ),
+)
+
+
+def explain(case: Case, evidence: Evidence, bad: Bool, stage: str) -> Explanation | None:
+    """All of ``bad`` where the whole buffer was late and others of the request were not."""
+    source = next((name for name in ("SE+", "SE", "ST") if case.has(name)), "")
+    if source == "" or evidence.siblings is None or not case.has("RC", "RC-"):
+        return None
+    buffers = evidence.siblings.buffers(case)
+    late, whole = [], []
+    for slot, (pages, cases) in buffers.items():
+        wrong = [other for other in cases if other.wire_bad.any()]
+        if not wrong:
+            whole.append(slot)
+        elif len(wrong) == pages and all(_wholly_old(other) for other in wrong):
+            late.append(slot)
+        else:
+            return None  # a torn page: the transfer itself was under way
+    if case.slot not in late or not whole:
+        return None
+    later, healed = arrived_later(case, source, bad)
+    if not healed.any():
+        return None
+    mine, theirs = _sends(case, evidence, {case.slot}), _sends(case, evidence, set(whole))
+    if not mine or not theirs or mine & theirs:
+        return None
+    torn, clean = reads_of(case, source, healed)
+    over, open_ = _over(case, evidence, theirs), _open(case, evidence, mine)
+    sure = over and open_ and torn and bool((healed == bad).all())
+    names = {case.timeline.slots[slot] for slot in late}
+    lines = [
+        f"at completion (RC) every page of {_listed(names)} held its old bytes; {len(whole)} other "
+        f"buffer{'s' if len(whole) > 1 else ''} of the request were whole",
+        f"{later} shows the source's bytes: the buffer arrived later",
+        f"its transfer ({_numbers(evidence, mine)}) is not theirs ({_numbers(evidence, theirs)})"
+        + (", which was over before completion was told" if over else ""),
+    ]
+    if torn:
+        lines.append("a read (RD) saw the old bytes")
+    return Explanation(
+        code="F12",
+        stage="completion",
+        confidence="certain" if sure else "likely",
+        explained=healed,
+        expected=source,
+        observed="RC",
+        evidence=tuple(lines),
+        rule=f"{_listed(names)} came late, {len(whole)} other buffers did not",
+        runner_up=RunnerUp("F09", "whole buffers are late, by a transfer of their own; no page is torn"),
+        harmless=clean and not torn,
+    )
+
+
+def _wholly_old(case: Case) -> bool:
+    """Whether no unit of the page that differs from its old content had arrived."""
+    if not case.has("RC", "RC-"):
+        return False
+    return bool((still_old(case, case.valid) == case.valid).all())
+
+
+def _sends(case: Case, evidence: Evidence, slots: set[int]) -> set[int]:
+    """Sends of the request that write to buffers of ``slots``."""
+    pieces, timeline = evidence.descriptors.pieces, case.timeline
+    found = set()
+    for row in evidence.descriptors.pieces_of(case.request).tolist():
+        buffer = int(pieces.buffer[row])
+        if buffer >= 0 and int(timeline.slot_of_buffer[buffer]) in slots:
+            found.add(int(pieces.send[row]))
+    return found
+
+
+def _told(case: Case) -> list[int]:
+    room, attempt = case.timeline.requests[case.request]
+    return case.timeline.order_ends("status", f"{room}.{attempt}", "tail")
+
+
+def _over(case: Case, evidence: Evidence, sends: set[int]) -> bool:
+    """Whether all of ``sends`` were over, in proven order, before completion was told (or before RC)."""
+    order, told = case.timeline.order, _told(case)
+    moment = case.timeline.moment("order", told[0]) if told else case.moment("RC")
+    ends = [evidence.descriptors.completion(send) for send in sends]
+    return all(end is not None and order.before(end, moment) for end in ends)
+
+
+def _open(case: Case, evidence: Evidence, sends: set[int]) -> bool:
+    """Whether nothing orders the end of ``sends`` before completion was told."""
+    order, told = case.timeline.order, _told(case)
+    moment = case.timeline.moment("order", told[0]) if told else case.moment("RC")
+    ends = [evidence.descriptors.completion(send) for send in sends]
+    return any(end is None or not order.before(end, moment) for end in ends)
+
+
+def _numbers(evidence: Evidence, sends: set[int]) -> str:
+    numbers = sorted({int(evidence.descriptors.sends["transfer"][send]) for send in sends})
+    return ", ".join(map(str, numbers[:4])) + (", ..." if len(numbers) > 4 else "")
+
+
+def _listed(names: set[tuple[str, int]]) -> str:
+    shown = [f"{name} layer {layer}" for name, layer in sorted(names)]
+    return ", ".join(shown[:4]) + (", ..." if len(shown) > 4 else "")

@@ -1,0 +1,261 @@
+"""Kinds whose evidence lies in what the descriptors brought and when: F06, F07, F12."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from capture_hooks.layouts import layout
+from replay.classify.page_layouts import hypotheses
+from replay.verdict import Verdict
+from tests.scenarios import pattern
+from tests.scenarios.outcome import expect, page_finding, verdict_of
+from tests.scenarios.scene import Job, Scene
+
+KEEPS = pytest.mark.parametrize("keep", ["bytes", "digests"])
+SCALES = pytest.mark.parametrize("scales", pattern.SCALES)
+FORMATS = pytest.mark.parametrize("format", ["fp8", "bf16", "fp4"])
+
+#: (start, stop, where in the source page it is taken from)
+Part = tuple[int, int, int]
+
+
+def ours() -> Job:
+    return Job(7000, 0, 192, [21, 22, 23], [5, 6, 7])
+
+
+def sent_in_parts(scene: Scene, parts: list[Part], job: Job | None = None) -> Job:
+    """Every page is brought by one descriptor a part; the engine's item length is the page's."""
+    job = job or ours()
+    scene.earlier([21, 22, 23], [5, 6, 7])
+    scene.start(job)
+    scene.announce(job)
+    scene.store(job, 0, job.rows)
+    scene.send(job, parts=parts)
+    scene.arrive(job)
+    scene.look("LT", job)
+    scene.read(job)
+    return job
+
+
+@KEEPS
+@pytest.mark.parametrize(
+    ("format", "scales"), [("fp8", "standard"), ("fp8", "powers"), ("bf16", "standard"), ("fp4", "standard")]
+)
+def test_f06_the_second_half_of_every_page_is_left_out(
+    tmp_path: Path, format: str, scales: pattern.Scales, keep: Any
+) -> None:
+    scene = Scene(tmp_path, format=format, scales=scales, keep=keep)
+    spec = layout(format)
+    half = spec.page_bytes // 2
+    sent_in_parts(scene, [(0, half, 0)])
+    verdict = verdict_of(scene)
+    wanted = []
+    for k in range(3):
+        right = pattern.page(0, 0, k, scales=scales, format=format)
+        seen = pattern.page(9, 0, k, scales=scales, format=format)
+        seen[:half] = right[:half]
+        wanted.append(page_finding(k, 5 + k, seen, right, keep=keep, spec=spec))
+    (finding,) = expect(verdict, "F06", "partial-slice", "descriptor", room=7000, pages=wanted)
+    assert f"[0,{half})" in " ".join(finding.evidence)
+
+
+@KEEPS
+def test_f06_a_slice_in_the_middle_needs_no_item_length_to_be_told_apart(tmp_path: Path, keep: Any) -> None:
+    scene = Scene(tmp_path, keep=keep)
+    sent_in_parts(scene, [(2048, 4096, 2048)])
+    (finding,) = expect(verdict_of(scene), "F06", "partial-slice", "descriptor", room=7000)
+    assert finding.pages[0].value_rows == ((0, 15), (32, 63))
+    assert finding.runner_up is not None
+    assert finding.runner_up.code == "F03"
+
+
+@KEEPS
+def test_f06_every_part_is_the_first_part_of_the_source(tmp_path: Path, keep: Any) -> None:
+    """Four ranks, and an integer division gives each of them head 0."""
+    scene = Scene(tmp_path, format="bf16", keep=keep)
+    sent_in_parts(scene, [(part * 4096, (part + 1) * 4096, 0) for part in range(4)])
+    (finding,) = expect(verdict_of(scene), "F06", "partial-slice", "descriptor", room=7000)
+    assert finding.pages[0].value_rows == ((16, 63),)
+    assert finding.rule == "every part is the source's bytes [0,4096)"
+
+
+def permuted_descriptors(name: str) -> list[Part]:
+    """The pieces of a page that a permutation moves."""
+    permutation = dict(hypotheses(layout("fp8")))[name]
+    cuts = np.flatnonzero(np.diff(permutation) != 1) + 1
+    edges = [0, *cuts.tolist(), len(permutation)]
+    return [(a, b, int(permutation[a])) for a, b in pairwise(edges)]
+
+
+@KEEPS
+@SCALES
+@pytest.mark.parametrize("name", ["written as interleaved rows", "read as interleaved rows"])
+def test_f07_descriptors_that_bring_each_row_to_an_interleaved_place(
+    tmp_path: Path, scales: pattern.Scales, keep: Any, name: str
+) -> None:
+    scene = Scene(tmp_path, scales=scales, keep=keep)
+    sent_in_parts(scene, permuted_descriptors(name))
+    (finding,) = expect(verdict_of(scene), "F07", "layout-permuted", "descriptor", room=7000)
+    assert finding.rule == f"the page is {name}"
+    assert [page.logical for page in finding.pages] == [0, 1, 2]
+
+
+def repacked(scene: Scene, permutation: Any, *, when: str = "wire", rows: int = 192) -> Verdict:
+    """The receiver turns whole pages into another layout, before or after it looks at them."""
+    job = Job(7000, 0, rows, [21, 22, 23], [5, 6, 7])
+    scene.earlier([21, 22, 23], [5, 6, 7])
+    scene.start(job)
+    scene.announce(job)
+    scene.store(job, 0, job.rows)
+    scene.send(job)
+
+    def repack() -> None:
+        memory = scene.decode.memory[0]
+        for page in job.decode:
+            memory[page] = memory[page][permutation]
+
+    if when == "wire":
+        repack()
+    scene.arrive(job)
+    if when == "later":
+        repack()
+    scene.look("LT", job)
+    scene.read(job)
+    return verdict_of(scene)
+
+
+@FORMATS
+@pytest.mark.parametrize("when", ["wire", "later"])
+def test_f07_pages_that_the_receiver_repacked(tmp_path: Path, format: str, when: str) -> None:
+    spec = layout(format)
+    chosen = [0, len(hypotheses(spec)) // 2, -1]
+    for number, (name, permutation) in enumerate(hypotheses(spec)[index] for index in chosen):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        verdict = repacked(Scene(folder, format=format), permutation, when=when)
+        (finding,) = expect(verdict, "F07", "layout-permuted", "descriptor", room=7000)
+        assert finding.rule == f"the page is {name}"
+
+
+@pytest.mark.parametrize("rows", [1, 65, 100, 190])
+def test_f07_the_rows_past_the_valid_ones_need_not_fit(tmp_path: Path, rows: int) -> None:
+    """A page with few valid rows may give too little to name a layout by: then it stays unclassified."""
+    permutation = dict(hypotheses(layout("fp8")))["written as 16 x 16 tiles"]
+    verdict = repacked(Scene(tmp_path), permutation, rows=rows)
+    assert verdict.verdict == "divergent"
+    assert {f.code for f in verdict.findings} <= {"F07", "unclassified"}
+    if rows > 64:
+        assert verdict.findings[0].code == "F07"
+
+
+def test_f07_by_digest_alone_is_left_unclassified(tmp_path: Path) -> None:
+    permutation = dict(hypotheses(layout("fp8")))["written as 16 x 16 tiles"]
+    verdict = repacked(Scene(tmp_path, keep="digests"), permutation)
+    assert {f.code for f in verdict.findings} <= {"F31", "unclassified"}
+    assert all(f.confidence != "certain" for f in verdict.findings)
+
+
+def test_f07_one_order_for_all_pages_that_no_layout_has(tmp_path: Path) -> None:
+    permutation = np.random.default_rng(5).permutation(8448)
+    verdict = repacked(Scene(tmp_path), permutation)
+    expect(verdict, "F07", "layout-permuted", "descriptor", room=7000, confidence="likely")
+
+
+def test_another_order_in_each_page_is_no_layout(tmp_path: Path) -> None:
+    scene, job = Scene(tmp_path), ours()
+    scene.earlier([21, 22, 23], [5, 6, 7])
+    scene.start(job)
+    scene.announce(job)
+    scene.store(job, 0, job.rows)
+    scene.send(job)
+    random = np.random.default_rng(6)
+    for page in job.decode:
+        scene.decode.memory[0][page] = random.permutation(scene.decode.memory[0][page])
+    scene.arrive(job)
+    scene.look("LT", job)
+    scene.read(job)
+    for finding in verdict_of(scene).findings:
+        assert finding.code in ("F31", "unclassified")
+
+
+def late_layers(scene: Scene, late: tuple[int, ...], *, apart: bool = True, torn: bool = False) -> Verdict:
+    """Completion is told while the transfer of the ``late`` layers has not landed.
+
+    ``apart``: they have a transfer of their own. ``torn``: a part of them had landed.
+    """
+    job = ours()
+    scene.earlier([21, 22, 23], [5, 6, 7])
+    scene.start(job)
+    scene.announce(job)
+    scene.store(job, 0, job.rows)
+    first = [(layer, layer) for layer in scene.prefill.layers if layer not in late]
+    second = [(layer, layer) for layer in late]
+    if apart:
+        if first:
+            scene.send(job, pairs=first)
+        transfer = scene.post(job, pairs=second)
+        if torn:
+            scene.land(transfer, only=(0, 4096), pages=job.decode)
+    else:
+        transfer = scene.post(job, pairs=first + second)
+        for layer, start, target, to, length in transfer.pieces:
+            if target not in late:
+                source = scene.prefill.memory[layer].reshape(-1)[start : start + length]
+                scene.decode.memory[target].reshape(-1)[to : to + length] = source
+    scene.arrive(job)
+    scene.read(job)
+    scene.land(transfer)
+    scene.done(transfer)
+    scene.look("LT", job)
+    scene.read(job)
+    return verdict_of(scene)
+
+
+@KEEPS
+@SCALES
+@pytest.mark.parametrize("late", [(2,), (1, 2)])
+def test_f12_a_whole_buffer_that_arrives_after_the_first_read(
+    tmp_path: Path, scales: pattern.Scales, keep: Any, late: tuple[int, ...]
+) -> None:
+    scene = Scene(tmp_path, layers=range(3), scales=scales, keep=keep)
+    verdict = late_layers(scene, late)
+    found = expect(verdict, "F12", "component-late", "completion", room=7000, layers=late)
+    for finding in found:
+        wanted = [
+            page_finding(
+                k,
+                5 + k,
+                pattern.page(9, finding.layer, k, scales=scales),
+                pattern.page(0, finding.layer, k, scales=scales),
+                keep=keep,
+            )
+            for k in range(3)
+        ]
+        assert [(p.logical, p.value_rows, p.bytes_differing) for p in finding.pages] == [
+            (p.logical, p.value_rows, p.bytes_differing) for p in wanted
+        ]
+
+
+@KEEPS
+def test_f12_a_torn_buffer_is_no_late_component(tmp_path: Path, keep: Any) -> None:
+    verdict = late_layers(Scene(tmp_path, layers=range(3), keep=keep), (2,), torn=True)
+    expect(verdict, "F09", "completion-early", "completion", room=7000, layers=(2,))
+
+
+@KEEPS
+def test_f12_a_layer_of_the_same_transfer_is_no_late_component(tmp_path: Path, keep: Any) -> None:
+    verdict = late_layers(Scene(tmp_path, layers=range(3), keep=keep), (2,), apart=False)
+    expect(verdict, "F09", "completion-early", "completion", room=7000, layers=(2,))
+
+
+@KEEPS
+def test_f12_without_a_buffer_that_is_whole_it_is_the_completion_that_was_early(
+    tmp_path: Path, keep: Any
+) -> None:
+    verdict = late_layers(Scene(tmp_path, layers=(2,), keep=keep), (2,), apart=True)
+    expect(verdict, "F09", "completion-early", "completion", room=7000, layers=(2,))
