@@ -25,7 +25,10 @@ TOLD, HEARD = " told ", " heard "
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One event. ``layers`` are the layers it was recorded for; ``ordered``: proved to come after the entry above."""
+    """One event. ``layers`` are the layers it was recorded for; ``ordered``: proved to come after the entry above.
+
+    ``room``, ``attempt`` and ``transfer`` are those of the record, -1 (0 for the attempt) where it has none.
+    """
 
     moment: Moment
     begin_ns: int
@@ -35,6 +38,9 @@ class Entry:
     buffer: str = ""
     layers: tuple[int, ...] = ()
     ordered: bool = True
+    room: int = -1
+    attempt: int = 0
+    transfer: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +70,9 @@ class Events:
         """Entries of ``rows`` of the table ``name``."""
         table = self._trace.table(name)
         describe: Callable[[Table, int], str] = getattr(self, f"_{name}")
+        room, attempt, transfer = (
+            table[key] if key in _columns(name) else None for key in ("room", "attempt", "transfer")
+        )
         for number in rows:
             row = int(number)
             buffer, layer = "", -1
@@ -78,6 +87,9 @@ class Events:
                 describe(table, row),
                 buffer,
                 (layer,) if layer >= 0 else (),
+                room=-1 if room is None else int(room[row]),
+                attempt=0 if attempt is None else int(attempt[row]),
+                transfer=-1 if transfer is None else int(transfer[row]),
             )
 
     def buffers_like(self, place: BufferPage) -> list[int]:

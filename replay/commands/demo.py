@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from replay.commands.output import Progress
+from replay.commands.output import Progress, to_json, write_new
 from replay.lab.faults import FAULTS
 
 if TYPE_CHECKING:
@@ -138,6 +138,7 @@ def command(
     out.mkdir(parents=True, exist_ok=True)
     found = [_level(config, level, out, say, last=level == max(concurrency)) for level in concurrency]
     chosen = max(found, key=lambda level: level.concurrency)
+    _summarise(found, fault, out / "summary.json")
     if not as_json:
         for line in _rates(found):
             click.echo(line)
@@ -145,7 +146,8 @@ def command(
     show(chosen.verdict, as_json=as_json)
     if not as_json:
         click.echo()
-        written = [path for path in (out / "trace.h5", out / "stages.png") if path.exists()]
+        names = ("trace.h5", "stages.png", "summary.json")
+        written = [path for path in (out / name for name in names) if path.exists()]
         click.echo(f"Written: {', '.join(map(str, written))}. Try: replay {out / 'trace.h5'} --verbose")
     return exit_code(chosen.verdict)
 
@@ -213,6 +215,14 @@ def _plot(trace: Any, verdict: Verdict, path: Path, say: _Say) -> None:
         draw(trace, verdict, path)
     except (ImportError, click.UsageError) as error:
         say(f"no plot: {error}")
+
+
+def _summarise(found: list[Level], fault: str, path: Path) -> None:
+    """What the clients saw at each load, for ``replay plot --kind rate``."""
+    from analysis.diff.rates import Rate, summary
+
+    levels = [Rate(level.concurrency, level.served, level.hit) for level in found]
+    write_new(path, to_json(summary(levels, {"fault": fault})) + "\n", force=True)
 
 
 def _clear(folder: Path) -> None:

@@ -27,7 +27,7 @@ def request_name(
     return int(room), int(attempt) if dot else None
 
 
-def _page_name(_: click.Context, param: click.Parameter, value: str | None) -> tuple[str, int, int] | None:
+def page_name(_: click.Context, param: click.Parameter, value: str | None) -> tuple[str, int, int] | None:
     """(buffer name, layer, page) of ``BUFFER/LAYER/PAGE``."""
     if value is None:
         return None
@@ -44,7 +44,7 @@ def _page_name(_: click.Context, param: click.Parameter, value: str | None) -> t
     "traces", metavar="TRACE|FOLDER...", nargs=-1, required=True, type=click.Path(path_type=Path, exists=True)
 )
 @click.option("--request", metavar="ROOM[.ATTEMPT]", callback=request_name, help="The request to list.")
-@click.option("--page", metavar="BUFFER/LAYER/PAGE", callback=_page_name, help="The physical page to list.")
+@click.option("--page", metavar="BUFFER/LAYER/PAGE", callback=page_name, help="The physical page to list.")
 @click.option(
     "--process", metavar="N", type=click.IntRange(min=0), help="Whose page; needed where several have it."
 )
@@ -73,7 +73,7 @@ def command(
             title = f"room {request[0]}" + (f" attempt {request[1]}" if request[1] is not None else "")
         else:
             assert page is not None
-            where = BufferPage(_owner(trace, page, process), *page)
+            where = BufferPage(owner_of(trace, page, process), *page)
             entries = page_entries(trace, where)
             owner = trace.processes[where.process]
             title = f"page {where.page} of {where.name} layer {where.layer}, {owner.role} rank {owner.rank}"
@@ -85,7 +85,7 @@ def command(
             click.echo(timeline_text(trace, title, entries))
 
 
-def _owner(trace: Trace, page: tuple[str, int, int], process: int | None) -> int:
+def owner_of(trace: Trace, page: tuple[str, int, int], process: int | None) -> int:
     """The process whose page is meant; page numbers of the two sides have nothing to do with each other."""
     name, layer, number = page
     table = trace.table("buffer")

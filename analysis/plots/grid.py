@@ -1,29 +1,25 @@
-"""Pictures of what was found. matplotlib is imported when a picture is drawn, and without its global state."""
+"""The stage x page grid of one request."""
 
 from __future__ import annotations
 
-import textwrap
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from analysis.diff import StageGrid, State
+from analysis.plots import style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-#: Colours that stay apart for colour-blind eyes and on grey paper (Okabe and Ito), and their meaning.
+#: Colour and meaning of each state.
 COLORS = {
-    State.EQUAL: ("#8CC9EE", "as stored"),
-    State.DIFFERS: ("#C2410C", "differs"),
-    State.NOT_JUDGED: ("#D4D4D4", "not judged"),
-    State.NOT_SEEN: ("#FFFFFF", "not seen"),
+    State.EQUAL: (style.GOOD, "as stored"),
+    State.DIFFERS: (style.BAD, "differs"),
+    State.NOT_JUDGED: (style.UNKNOWN, "not judged"),
+    State.NOT_SEEN: (style.PAPER, "not seen"),
 }
-_INK = "#1F2937"
-#: Cells above this number are drawn as one picture in the SVG, not one shape each.
-_RASTER_FROM = 3000
 
 
 def stage_grid(grid: StageGrid, title: str) -> Figure:
@@ -36,16 +32,13 @@ def stage_grid(grid: StageGrid, title: str) -> Figure:
     Returns:
         A figure that belongs to nobody; pass it to :func:`save`.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     stages, layers, pages = grid.states.shape
     # All in inches: a line a layer, a block a stage, the whole on one screen whatever the request.
     line = 0.3 if layers == 1 else min(0.2, 1.2 / layers)
     block = max(0.3, line * layers)
     across = min(12.0, max(5.0, pages * 0.3))
     margins = {
-        "left": 1.05 + (0 if layers == 1 else 0.6 if _one_buffer(grid) else 1.2),
+        "left": 1.05 + (0 if layers == 1 else 0.6 if style.one_buffer(grid.layers) else 1.2),
         "right": 0.3,
         "top": 0.72,
         "bottom": 0.95,
@@ -53,8 +46,7 @@ def stage_grid(grid: StageGrid, title: str) -> Figure:
     width = margins["left"] + margins["right"] + across
     height = margins["top"] + margins["bottom"] + stages * (block + 0.08)
     cross = float(np.clip(72 * 0.5 * min(block / layers, across / pages), 1.5, 6.5))
-    figure = Figure(figsize=(width, height), dpi=120, facecolor="white")
-    FigureCanvasAgg(figure)
+    figure = style.empty(width, height)
     axes = figure.subplots(stages, 1, sharex=True, squeeze=False)[:, 0]
     figure.subplots_adjust(
         left=margins["left"] / width,
@@ -67,20 +59,15 @@ def stage_grid(grid: StageGrid, title: str) -> Figure:
         _draw_stage(ax, grid, number, cross)
         box = ax.get_position()
         middle = (box.y0 + box.y1) / 2
-        figure.text(0.12 / width, middle, grid.stages[number], va="center", fontsize=9, color=_INK)
+        figure.text(0.12 / width, middle, grid.stages[number], va="center", fontsize=9, color=style.INK)
     _label_pages(axes[-1], grid)
-    lines = [textwrap.shorten(text, int(width * 11), placeholder=" ...") for text in title.splitlines()[:2]]
-    style: dict[str, Any] = {"ha": "left", "va": "top", "fontsize": 10, "color": _INK}
-    for number, (text, weight) in enumerate(zip(lines, ("bold", "normal"), strict=False)):
-        figure.text(0.12 / width, 1 - (0.14 + 0.2 * number) / height, text, weight=weight, **style)
-    _legend(figure, height, bool(grid.found.any()))
+    style.title(figure, title)
+    _legend(figure, bool(grid.found.any()))
     return figure
 
 
 def _draw_stage(ax: Axes, grid: StageGrid, number: int, cross: float) -> None:
     """The boxes of one stage: layers downwards, pages to the right. ``cross`` is the size of a mark in points."""
-    from matplotlib.colors import ListedColormap
-
     states, found = grid.states[number], grid.found[number]
     layers, pages = states.shape
     gap = min(0.8, cross / 6) if pages <= 60 else 0.0
@@ -88,29 +75,25 @@ def _draw_stage(ax: Axes, grid: StageGrid, number: int, cross: float) -> None:
         np.arange(pages + 1) - 0.5,
         np.arange(layers + 1) - 0.5,
         states,
-        cmap=ListedColormap([COLORS[state][0] for state in State]),
+        cmap=style.colormap([COLORS[state][0] for state in State]),
         vmin=-0.5,
         vmax=len(State) - 0.5,
-        edgecolors="white" if gap else "none",
+        edgecolors=style.PAPER if gap else "none",
         linewidth=gap,
-        rasterized=grid.states.size > _RASTER_FROM,
+        rasterized=grid.states.size > style.RASTER_FROM,
     )
     ax.invert_yaxis()
     layer, page = np.nonzero(found)
     if len(layer):
         ax.scatter(page, layer, s=cross**2, marker="x", c="black", linewidths=min(1.6, cross / 4), zorder=3)
-    ax.tick_params(length=0, labelsize=7, colors=_INK, labelbottom=False)
-    names = [str(layer) if _one_buffer(grid) else f"{name}/{layer}" for name, layer in grid.layers]
+    ax.tick_params(length=0, labelsize=7, colors=style.INK, labelbottom=False)
+    names = style.layer_names(grid.layers)
     ends = [] if layers == 1 else [0, layers - 1]
     shown = list(range(layers)) if 1 < layers <= 8 else ends
     ax.set_yticks(shown, [f"layer {names[i]}" if layers <= 4 or i in ends else names[i] for i in shown])
     for spine in ax.spines.values():
-        spine.set_color("#9CA3AF")
+        spine.set_color(style.LINE)
         spine.set_linewidth(0.6)
-
-
-def _one_buffer(grid: StageGrid) -> bool:
-    return len({name for name, _ in grid.layers}) == 1
 
 
 def _label_pages(ax: Axes, grid: StageGrid) -> None:
@@ -127,45 +110,16 @@ def _label_pages(ax: Axes, grid: StageGrid) -> None:
     ax.set_xlabel(
         "logical page, and below it the page id on the reading side" if with_physical else "logical page",
         fontsize=8,
-        color=_INK,
+        color=style.INK,
     )
 
 
-def _legend(figure: Figure, height: float, found: bool) -> None:
+def _legend(figure: Figure, found: bool) -> None:
     from matplotlib.lines import Line2D
-    from matplotlib.patches import Patch
 
-    handles: list[Any] = [
-        Patch(facecolor=color, edgecolor="#9CA3AF", linewidth=0.6, label=text)
-        for color, text in COLORS.values()
-    ]
+    handles = style.patches(list(COLORS.values()))
     if found:
         handles.append(
-            Line2D([], [], color="black", marker="x", linestyle="none", markersize=5, label="finding")
+            Line2D([], [], color=style.INK, marker="x", linestyle="none", markersize=5, label="finding")
         )
-    figure.legend(
-        handles=handles,
-        loc="lower center",
-        bbox_to_anchor=(0.5, 0.08 / height),
-        ncols=len(handles),
-        frameon=False,
-        fontsize=8,
-        handlelength=1.2,
-        columnspacing=1.4,
-    )
-
-
-def save(figure: Figure, path: Path) -> None:
-    """Write ``figure`` as PNG or SVG, by the ending of ``path``; the same figure gives the same bytes.
-
-    Raises:
-        ValueError: For another ending.
-    """
-    from matplotlib import rc_context
-
-    kind = path.suffix.lower().lstrip(".")
-    if kind not in ("png", "svg"):
-        raise ValueError(f"'{path.name}' does not end in .png or .svg")
-    metadata = {"Date": None} if kind == "svg" else {"Software": None}
-    with rc_context({"svg.hashsalt": "kv-replay", "svg.fonttype": "none"}):
-        figure.savefig(path, format=kind, metadata=metadata)
+    style.legend(figure, handles)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from analysis.diff.seen import SNAPSHOTS, Seen, is_step, prompt_rows, references, snapshots_of
 from capture_hooks.layouts import LAYOUTS
 from replay.verdict import Finding, Verdict
 
@@ -38,17 +39,6 @@ class State(IntEnum):
     DIFFERS = 3
 
 
-#: Rows of the grid that are snapshots: label, stage of the record, its moments (None: any).
-SNAPSHOTS: tuple[tuple[str, str, tuple[str, ...] | None], ...] = (
-    ("store", "ST", None),
-    ("source", "SE", ("before", "")),
-    ("source, after", "SE", ("after",)),
-    ("arrival", "RC", ("", "after")),
-    ("later", "LT", None),
-    ("reads", "RD", None),
-)
-#: The first row that only the reading side has.
-_ARRIVAL = 3
 #: Rows of the grid that only the verdict can tell: label and stage of the ladder.
 JUDGED = (("table", "table"), ("read kernel", "read-kernel"), ("top-k", "top-k"))
 #: On which rows a finding of each ladder stage may be marked: on those that differ, else on the last one.
@@ -112,9 +102,9 @@ def stage_grid(trace: Trace, verdict: Verdict, room: int, attempt: int = 0) -> S
 
     A page is compared by its row digests and scale words, so this works without page bytes.
     """
-    seen = _snapshots_of(trace, room, attempt)
+    seen = snapshots_of(trace, room, attempt)
     findings = [f for f in verdict.findings if (f.request.room, f.request.attempt) == (room, attempt)]
-    rows = _prompt_rows(trace, room, attempt)
+    rows = prompt_rows(trace, room, attempt)
     if not len(seen.content) and not findings:
         return None
     layers = tuple(sorted({*seen.slots, *((finding.buffer, finding.layer) for finding in findings)}))
@@ -130,91 +120,7 @@ def stage_grid(trace: Trace, verdict: Verdict, room: int, attempt: int = 0) -> S
     return StageGrid(room, attempt, stages, layers, logical, _physical(seen, logical), states, found)
 
 
-@dataclass(frozen=True, slots=True)
-class _Seen:
-    """Page snapshots of one request, flat: one row a page."""
-
-    stage: I64  #: index into SNAPSHOTS
-    slot: npt.NDArray[np.object_]  #: (buffer name, layer)
-    format: npt.NDArray[np.object_]
-    logical: I64
-    page: I64
-    content: I64
-    reading: Bool  #: made by the side that reads
-
-    @property
-    def slots(self) -> set[tuple[str, int]]:
-        return set(self.slot)
-
-
-def _snapshots_of(trace: Trace, room: int, attempt: int) -> _Seen:
-    table = trace.table("snapshot")
-    rows = np.flatnonzero((table["room"] == room) & (table["attempt"] == attempt))
-    stages, moments = table["stage"][rows], table["moment"][rows]
-    kind = np.full(len(rows), -1, np.int64)
-    for number, (_, stage, wanted) in enumerate(SNAPSHOTS):
-        kind[(stages == stage) & (True if wanted is None else np.isin(moments, wanted))] = number
-    # After the request has given its pages back, a late step may still show them: they are the next owner's.
-    freed = _freed(trace, room, attempt)
-    process = table["process"][rows]
-    last = np.array([freed.get(int(number), np.iinfo(np.int64).max) for number in process], np.int64)
-    keep = (kind >= 0) & (table["seq"][rows] <= last)
-    rows, kind, process = rows[keep], kind[keep], process[keep]
-    buffers = _buffers(trace)
-    known = np.array(
-        [(int(p), int(b)) in buffers for p, b in zip(process, table["buffer"][rows], strict=True)], bool
-    )
-    reading = np.isin(process, list(set(process[known & (kind >= _ARRIVAL)]) or set(process)))
-    if not reading.all():
-        # Pages were sent: the store that counts is the sender's. The reader's own append rows to the last page.
-        known &= (kind >= _ARRIVAL) | ~reading
-    rows, kind, process, reading = rows[known], kind[known], process[known], reading[known]
-    names = [buffers[int(p), int(b)] for p, b in zip(process, table["buffer"][rows], strict=True)]
-    logical, pages, content = (table.ragged(name) for name in ("logical", "pages", "content"))
-    counts = np.array([len(logical[row]) for row in rows], np.int64)
-    slot, layout = np.empty(len(rows), object), np.empty(len(rows), object)
-    for number, name in enumerate(names):
-        slot[number], layout[number] = name[:2], name[2]
-    return _Seen(
-        stage=np.repeat(kind, counts),
-        slot=np.repeat(slot, counts),
-        format=np.repeat(layout, counts),
-        logical=_join([logical[row] for row in rows]),
-        page=_join([pages[row] for row in rows]),
-        content=_join([content[row] for row in rows]),
-        reading=np.repeat(reading, counts),
-    )
-
-
-def _join(parts: Sequence[npt.NDArray[np.int64]]) -> I64:
-    return np.concatenate([np.zeros(0, np.int64), *parts]).astype(np.int64, copy=False)
-
-
-def _buffers(trace: Trace) -> dict[tuple[int, int], tuple[str, int, str]]:
-    """(name, layer, format) of each (process, buffer id)."""
-    table = trace.table("buffer")
-    columns = (table[name] for name in ("process", "buffer", "name", "layer", "format"))
-    return {
-        (int(process), int(buffer)): (str(name), int(layer), str(format_))
-        for process, buffer, name, layer, format_ in zip(*columns, strict=True)
-    }
-
-
-def _freed(trace: Trace, room: int, attempt: int) -> dict[int, int]:
-    """Sequence number of the request's last free in each process."""
-    table = trace.table("free")
-    rows = np.flatnonzero((table["room"] == room) & (table["attempt"] == attempt))
-    return {int(table["process"][row]): int(table["seq"][row]) for row in rows}
-
-
-def _prompt_rows(trace: Trace, room: int, attempt: int) -> int:
-    """Rows that the prompt fills, -1 where nobody told."""
-    table = trace.table("request")
-    rows = table["rows"][(table["room"] == room) & (table["attempt"] == attempt)]
-    return int(rows.max()) if len(rows) else -1
-
-
-def _logical_pages(seen: _Seen, findings: Sequence[Finding], rows: int) -> I64:
+def _logical_pages(seen: Seen, findings: Sequence[Finding], rows: int) -> I64:
     named = [page.logical for finding in findings for page in finding.pages if page.logical >= 0]
     found = np.unique(np.concatenate([seen.logical[seen.logical >= 0], np.array(named, np.int64)]))
     if rows >= 0 and len(seen.format):
@@ -225,7 +131,7 @@ def _logical_pages(seen: _Seen, findings: Sequence[Finding], rows: int) -> I64:
 
 
 def _compare(
-    trace: Trace, seen: _Seen, layer: int, slot: tuple[str, int], rows: int, logical: I64, states: U8
+    trace: Trace, seen: Seen, layer: int, slot: tuple[str, int], rows: int, logical: I64, states: U8
 ) -> None:
     """Fill the states of one layer."""
     mine = np.flatnonzero(np.array([name == slot for name in seen.slot], bool))
@@ -234,30 +140,29 @@ def _compare(
     for name in dict.fromkeys(seen.format[mine]):
         if name not in LAYOUTS:
             states[seen.stage[mine], layer, column] = State.NOT_JUDGED
-    # The stage of the first sight of each page, and its content: what the others are compared with.
-    order = np.lexsort((seen.stage[mine],))
-    reference: dict[int, int] = {}
-    for position in order:
-        if seen.content[mine[position]] >= 0 and seen.format[mine[position]] in LAYOUTS:
-            reference.setdefault(int(column[position]), int(mine[position]))
+    usable = mine[(seen.content[mine] >= 0) & np.isin(seen.format[mine], list(LAYOUTS))]
+    reference = references(seen, usable)
     for number in range(len(SNAPSHOTS)):
         chosen = np.flatnonzero(seen.stage[mine] == number)
         for position in chosen:
             row, place = int(mine[position]), int(column[position])
-            state = _state(trace, seen, row, reference.get(place), rows)
+            state = _state(trace, seen, row, reference.get(int(seen.logical[row])), rows)
             # Several looks at one page, as reads make: the worst of them is shown.
             states[number, layer, place] = max(states[number, layer, place], state)
 
 
-def _state(trace: Trace, seen: _Seen, row: int, reference: int | None, rows: int) -> State:
+def _state(trace: Trace, seen: Seen, row: int, reference: int | None, rows: int) -> State:
     content = int(seen.content[row])
     if reference is None or content < 0 or seen.format[row] != seen.format[reference]:
         return State.NOT_JUDGED
-    if content == seen.content[reference]:
+    if content == seen.content[reference] or is_step(seen, row, reference):
         return State.EQUAL
     layout = LAYOUTS[seen.format[row]]
     valid = layout.rows if rows < 0 else min(layout.rows, rows - int(seen.logical[row]) * layout.rows)
     ids = np.array([content, seen.content[reference]], np.int64)
+    if (trace.contents.rows[ids] == 0).any():
+        # Only whole pages can be told apart, and rows behind the prompt may differ.
+        return State.DIFFERS if valid == layout.rows else State.NOT_JUDGED
     values, scales = trace.contents.row_values(ids), trace.contents.row_scales(ids)
     same = np.array_equal(values[0, :valid], values[1, :valid]) and np.array_equal(
         scales[0, :valid], scales[1, :valid]
@@ -289,7 +194,7 @@ def _mark(
     return found
 
 
-def _physical(seen: _Seen, logical: I64) -> I64:
+def _physical(seen: Seen, logical: I64) -> I64:
     """Page id of each logical page on the reading side."""
     physical = np.full(len(logical), -1, np.int64)
     chosen = np.flatnonzero(seen.reading & np.isin(seen.logical, logical))
