@@ -12,7 +12,7 @@ from capture_hooks.layouts import Layout
 from replay.bisect import Case
 from replay.classify.base import VOCABULARY, Explanation, halves, lower
 from replay.timeline import Timeline
-from replay.verdict import Confidence, Finding, Hazard, PageFinding, Ranges, RequestId
+from replay.verdict import Confidence, Finding, Hazard, PageFinding, Ranges, RequestId, RunnerUp
 
 Bool = npt.NDArray[np.bool_]
 U8 = npt.NDArray[np.uint8]
@@ -41,6 +41,7 @@ class PageEvidence:
     evidence: tuple[str, ...]
     explanation: Explanation | None = None
     rule: str | None = None
+    runner_up: RunnerUp | None = None
 
 
 def kind_name(code: str) -> str:
@@ -120,6 +121,7 @@ def page_evidence(case: Case, explanation: Explanation) -> PageEvidence:
         evidence=explanation.evidence,
         explanation=explanation,
         rule=explanation.rule,
+        runner_up=explanation.runner_up,
     )
 
 
@@ -154,7 +156,7 @@ def _finding(timeline: Timeline, items: list[PageEvidence]) -> Finding:
         pages=_pages(items),
         rule=first.rule if len(rules) == 1 else "; ".join(sorted(r for r in rules if r)) or None,
         evidence=tuple(dict.fromkeys(line for item in items for line in item.evidence))[:EVIDENCE_LINES],
-        runner_up=explanation.runner_up if explanation else None,
+        runner_up=first.runner_up,
     )
 
 

@@ -44,6 +44,7 @@ class ReadCase:
     process: int
     request: int
     buffer: int
+    seq: int
     rows: int
     k: int
     pages: U8  #: uint8[p, page_bytes] in table order, from the RD snapshots
@@ -55,6 +56,8 @@ class ReadCase:
     bracketed: bool  #: the pages were the same before and after the kernel, and so was the table
     layout: Layout
     accumulator_bits: int | None
+    stride: int  #: bytes from a page to the next in the view that the kernel was given, -1 where not told
+    number_format: str  #: type tags that the kernel was given, "" where not told
     kernel: str = ""  #: the user's kernel that computed ``logits``, "" where the trace has them
 
 
@@ -197,6 +200,7 @@ def read_case(
         process=process,
         request=request,
         buffer=number,
+        seq=int(table["seq"][read]),
         rows=rows,
         k=int(table["k"][read]),
         pages=np.asarray(contents.data(content)),
@@ -209,4 +213,6 @@ def read_case(
         layout=layout,
         # Hopper's fp8 tensor cores keep 13 fraction bits while they add (vLLM and SGLang call DeepGEMM there).
         accumulator_bits=13 if str(table["kernel"][read]).startswith("deep_gemm") else None,
+        stride=int(table["stride"][read]),
+        number_format=str(table["number_format"][read]),
     )

@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from replay.classify import kernel_numerics, wrong_store_bytes
+from replay.classify import read_kernel, top_k, wrong_store_bytes
 from replay.classify.base import Evidence
 from replay.findings import PageEvidence
 from replay.kernels.reference import check_store, logits_reference, top_k_violations, wrong_logits
+from replay.memory import Memory
 from replay.recorded import Skipped, read_case, read_snapshots, store_cases
 from replay.timeline import Timeline
 
@@ -103,6 +104,7 @@ def replay_reads(
     ``doubtful`` are reads whose table was wrong or changed under the kernel: what they saw is not known.
     """
     rung = Rung()
+    memory = Memory(timeline)
     table = timeline.trace.table("read")
     looks = read_snapshots(timeline)
     freed = timeline.freed_seq
@@ -142,10 +144,11 @@ def replay_reads(
             keep.append(case)
         if wrong.any():
             rung.wrong += int(wrong.sum())
-            rung.pages += kernel_numerics.explain(timeline, evidence, case, logits, bound, wrong)
+            question = read_kernel.question(timeline, memory, case, logits, bound, wrong)
+            rung.pages += read_kernel.explain(timeline, evidence, question)
         elif case.k > 0 and len(case.top_k):
             broken = top_k_violations(case.logits, case.top_k, case.rows, case.k)
-            if broken:
+            if broken.within:
                 rung.wrong += 1
-                rung.pages.append(kernel_numerics.top_k(timeline, case, broken))
+                rung.pages.append(top_k.explain(timeline, case, broken))
     return rung

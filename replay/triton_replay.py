@@ -7,13 +7,11 @@ takes milliseconds a page: hence the sample, whose size is in the verdict's scop
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import numpy.typing as npt
 
-from replay.classify import kernel_numerics, wrong_store_bytes
+from replay import user_kernels
 from replay.classify.base import Evidence
 from replay.findings import PageEvidence, group
 from replay.judge_options import JudgeOptions
@@ -26,12 +24,7 @@ from replay.verdict import Finding, NotJudged
 if TYPE_CHECKING:
     import torch
 
-    from replay.kernels.userkernel import Job
-
 Progress = Callable[[str, int, int], None]
-
-#: Calls of a user's kernel in one child: what they take lies in files until it ends.
-_CALLS = 64
 
 
 def run(
@@ -79,10 +72,10 @@ def run(
     pages: list[PageEvidence] = []
     if options.read_kernel is not None:
         counts["read_kernel"] = options.read_kernel
-        pages += _user_reads(timeline, evidence, read_cases, options, unclear)
+        pages += user_kernels.read_again(timeline, evidence, read_cases, options, unclear)
     if options.store_kernel is not None:
         counts["store_kernel"] = options.store_kernel
-        pages += _user_stores(timeline, evidence, store_cases, options, unclear)
+        pages += user_kernels.store_again(timeline, evidence, store_cases, options, unclear)
     return {"triton": counts}, group(timeline, pages), unclear
 
 
@@ -134,114 +127,3 @@ def _read_again(case: ReadCase, device: str) -> int:
     )
     reference, bound = logits_reference(case.layout, case.pages, case.rows, case.query, case.weights)
     return int(wrong_logits(logits[0, : case.rows].cpu().numpy(), reference, bound).sum())
-
-
-def _user_reads(
-    timeline: Timeline,
-    evidence: Evidence,
-    cases: list[ReadCase],
-    options: JudgeOptions,
-    unclear: list[NotJudged],
-) -> list[PageEvidence]:
-    from replay.kernels.userkernel import read_job
-
-    spec = str(options.read_kernel)
-    jobs = [
-        read_job(
-            spec,
-            case.layout.name,
-            case.pages,
-            np.arange(len(case.pages), dtype=np.int64)[None],
-            np.array([case.rows], np.int64),
-            case.query[None],
-            case.weights[None],
-            max(case.k, 1),
-        )
-        for case in cases
-    ]
-    pages: list[PageEvidence] = []
-    for case, outputs in zip(
-        cases, _run_user(f"your read kernel {spec}", jobs, options, unclear), strict=True
-    ):
-        if outputs is None:
-            continue
-        logits = np.asarray(outputs["logits"][0, : case.rows], np.float32)
-        mine = replace(case, logits=logits, bracketed=True, kernel=spec)
-        reference, bound = logits_reference(case.layout, case.pages, case.rows, case.query, case.weights)
-        wrong = wrong_logits(mine.logits, reference, bound)
-        if wrong.any():
-            pages += kernel_numerics.explain(timeline, evidence, mine, reference, bound, wrong)
-    return [_as_users(page, spec) for page in pages]
-
-
-def _user_stores(
-    timeline: Timeline,
-    evidence: Evidence,
-    cases: list[StoreCase],
-    options: JudgeOptions,
-    unclear: list[NotJudged],
-) -> list[PageEvidence]:
-    from replay.kernels.userkernel import store_job
-
-    spec = str(options.store_kernel)
-    jobs = [
-        store_job(
-            spec,
-            case.layout.name,
-            np.zeros((1, case.layout.page_bytes), np.uint8),
-            case.rows,
-            case.inputs.keys,
-            case.inputs.rope,
-            case.inputs.norm_weight,
-            case.inputs.epsilon,
-        )
-        for case in cases
-    ]
-    pages: list[PageEvidence] = []
-    for case, outputs in zip(
-        cases, _run_user(f"your store kernel {spec}", jobs, options, unclear), strict=True
-    ):
-        if outputs is None:
-            continue
-        stored = np.asarray(outputs["cache"], np.uint8)
-        check = check_store(
-            case.layout,
-            case.inputs,
-            case.layout.values(stored)[0][case.rows],
-            case.layout.scales(stored)[0][case.rows],
-        )
-        if not check.reproduced.all():
-            mine = replace(case, data=stored[0], kernel=spec)
-            pages.append(wrong_store_bytes.explain(timeline, evidence, mine, check))
-    return [_as_users(page, spec) for page in pages]
-
-
-def _run_user(
-    what: str, jobs: list[Job], options: JudgeOptions, unclear: list[NotJudged]
-) -> list[dict[str, npt.NDArray[Any]] | None]:
-    """Outputs of each call, None where there are none; why not is told once for all calls with the same reason."""
-    from replay.kernels.userkernel import UserKernelError, run_jobs
-
-    if not jobs:
-        unclear.append(
-            NotJudged(what, "the trace has nothing to run it on: no inputs were recorded with the bytes")
-        )
-        return []
-    found: list[dict[str, npt.NDArray[Any]] | None] = []
-    reasons: dict[str, list[str]] = {}
-    for first in range(0, len(jobs), _CALLS):
-        for outputs in run_jobs(jobs[first : first + _CALLS], options.timeout):
-            if isinstance(outputs, UserKernelError):
-                reasons.setdefault(outputs.reason, []).append(outputs.detail)
-                found.append(None)
-            else:
-                found.append(outputs)
-    for reason, details in reasons.items():
-        calls = f"{len(details)} of {len(jobs)} calls"
-        unclear.append(NotJudged(f"{what}, {calls}", reason, details[0]))
-    return found
-
-
-def _as_users(page: PageEvidence, spec: str) -> PageEvidence:
-    """A page that the user's kernel got wrong, said to be so."""
-    return replace(page, rule=f"your kernel {spec}" + (f": {page.rule}" if page.rule else ""))

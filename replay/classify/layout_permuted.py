@@ -2,20 +2,23 @@
 
 Signature: the page holds the same bytes as its source (an order-free checksum is equal), moved by one permutation that
 is the same for all pages of the buffer. Either the descriptors say so themselves, or the bytes fit a known layout, or
-the bytes of several pages fit one permutation that nobody named.
+the bytes of several pages fit one permutation that nobody named. At the read the bytes are right, and the logits are those
+of a reader that takes values and scales from the places of another layout.
 
 Chosen over F20, where page 0 is right and other pages hold another page's bytes; over F24, where the bytes are right
-and decoded wrongly; over F31, where bytes are missing that no permutation brings back. The same at the read, from the
-logits alone, is the read kernel's.
+and decoded wrongly; over F31, where bytes are missing that no permutation brings back.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import numpy.typing as npt
 
 from replay.bisect import Case
 from replay.classify.base import Evidence, Explanation, Kind, claims, halves, span, unit_mask
+from replay.classify.hypotheses import Hypothesis, Question, of_bytes
 from replay.classify.page_layouts import hypotheses, same_bytes
 from replay.classify.undelivered import look
 from replay.verdict import RunnerUp
@@ -33,8 +36,14 @@ MOST_PAGES = 16
 
 KIND = Kind(
     code="F07",
-    shows="every byte of the source page is there, in one other order that is the same for all pages",
-    certain="the order is that of a known layout, or the descriptors' own; nothing is left unexplained",
+    shows=(
+        "every byte of the source page is there, in one other order that is the same for all pages; at the read: "
+        "the logits are those of the right bytes in another order"
+    ),
+    certain=(
+        "the order is that of a known layout, or the descriptors' own; nothing is left unexplained; at the read: "
+        "pages and table were the same before and after the kernel, no other misreading fits"
+    ),
     best=claims(digest="certain", pages="certain"),
     rivals=(
         ("F20", "every page holds its own bytes, and page 0 is permuted as well"),
@@ -173,3 +182,13 @@ def _places(pages: list[U8]) -> npt.NDArray[np.bytes_]:
     """What stands at each place in all of ``pages``, sorted."""
     columns = np.ascontiguousarray(np.stack(pages).T)
     return np.sort(columns.view(f"S{columns.shape[1]}").ravel())
+
+
+def misreadings(question: Question) -> Iterator[Hypothesis]:
+    """Readers that assume another layout of the page."""
+    for name, permutation in hypotheses(question.case.layout):
+        yield Hypothesis("F07", f"a page {name}", of_bytes(question, _permuted(permutation)))
+
+
+def _permuted(permutation: I64) -> Callable[[U8], U8]:
+    return lambda pages: pages[:, permutation]

@@ -68,6 +68,9 @@ BF16: F64 = _bf16_table()
 for _table in (E4M3, E2M1, UE8M0, BF16):
     _table.setflags(write=False)
 
+#: Value type of a page format -> value of each of its codes.
+TABLES: dict[str, F64] = {"e4m3": E4M3, "bf16": BF16, "e2m1": E2M1}
+
 
 def _split(values: npt.NDArray[Any]) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.int64]]:
     """Sign bit and magnitude bits of float32 values."""

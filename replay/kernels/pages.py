@@ -27,14 +27,11 @@ def scale_values(layout: Layout, stored: U8) -> F64:
     return formats.decode_ue8m0(stored)
 
 
-_TABLES = {"e4m3": formats.E4M3, "bf16": formats.BF16, "e2m1": formats.E2M1}
-
-
 def decode_pages(layout: Layout, pages: U8) -> F64:
     """The keys in pages ``uint8[n, page_bytes]``: ``float64[n, rows, head_dim]``, exact."""
     if pages.ndim != 2 or pages.shape[1] < layout.page_bytes:
         raise ValueError(f"{layout.name} pages have {layout.page_bytes} bytes, not shape {pages.shape}")
-    values: F64 = _TABLES[layout.value_type][value_codes(layout, layout.values(pages))]
+    values: F64 = formats.TABLES[layout.value_type][value_codes(layout, layout.values(pages))]
     if layout.scale_type == "none":
         return values
     scales = scale_values(layout, layout.scales(pages))

@@ -76,30 +76,39 @@ def logits_reference(
         )
     logits = np.zeros(rows)
     bound = np.zeros(rows)
-    q = np.asarray(query, np.float64)
-    w = np.asarray(weights, np.float64)
-    heads, dim = q.shape
-    with np.errstate(all="ignore"):  # subnormal keys, products and sums may be flushed to 0
-        flush = _FLUSH * (dim + 1) * (1.0 + heads * (1.0 + np.abs(w).max()) * (1.0 + np.abs(q).max()))
     step = max(1, _CHUNK // layout.rows)
     for first in range(0, -(-rows // layout.rows), step):
         part = slice(first * layout.rows, min(rows, (first + step) * layout.rows))
-        keys = decode_pages(layout, pages[first : first + step]).reshape(-1, dim)[: part.stop - part.start]
-        with np.errstate(all="ignore"):
-            dots = q @ keys.T
-            sizes = np.abs(q) @ np.abs(keys).T
-            errors = (_SPARE * _U * (dim + 1)) * sizes
-            if accumulator_bits is not None:
-                peaks = np.abs(q).max(axis=1)[:, None] * np.abs(keys).max(axis=1)
-                errors += 2.0**-accumulator_bits * (dim * peaks + 4.0 * sizes)
-            errors[dots <= -errors] = 0.0
-            np.maximum(dots, 0.0, out=dots)
-            logits[part] = w @ dots
-            total = np.abs(w) @ sizes
-            error = np.abs(w) @ errors + (_SPARE * _U * (heads + 2)) * (np.abs(w) @ dots)
-            error += flush
-            bound[part] = np.where(np.isfinite(total) & (total < _LIMIT), error, np.inf)
+        keys = decode_pages(layout, pages[first : first + step]).reshape(-1, layout.head_dim)
+        logits[part], bound[part] = logits_of_keys(
+            keys[: part.stop - part.start], query, weights, accumulator_bits=accumulator_bits
+        )
     return logits, bound
+
+
+def logits_of_keys(
+    keys: F64, query: F32, weights: F32, *, accumulator_bits: int | None = None
+) -> tuple[F64, F64]:
+    """As :func:`logits_reference`, for keys ``float64[n, dim]`` that were decoded before."""
+    q = np.asarray(query, np.float64)
+    w = np.asarray(weights, np.float64)
+    heads, dim = q.shape
+    with np.errstate(all="ignore"):
+        # Subnormal keys, products and sums may be flushed to 0.
+        flush = _FLUSH * (dim + 1) * (1.0 + heads * (1.0 + np.abs(w).max()) * (1.0 + np.abs(q).max()))
+        dots = q @ keys.T
+        sizes = np.abs(q) @ np.abs(keys).T
+        errors = (_SPARE * _U * (dim + 1)) * sizes
+        if accumulator_bits is not None:
+            peaks = np.abs(q).max(axis=1)[:, None] * np.abs(keys).max(axis=1)
+            errors += 2.0**-accumulator_bits * (dim * peaks + 4.0 * sizes)
+        errors[dots <= -errors] = 0.0
+        np.maximum(dots, 0.0, out=dots)
+        logits: F64 = w @ dots
+        total = np.abs(w) @ sizes
+        error = np.abs(w) @ errors + (_SPARE * _U * (heads + 2)) * (np.abs(w) @ dots)
+        error += flush
+        return logits, np.where(np.isfinite(total) & (total < _LIMIT), error, np.inf)
 
 
 def wrong_logits(logits: npt.NDArray[Any], reference: F64, bound: F64) -> Bool:
@@ -119,7 +128,12 @@ class TopKViolations:
     judged: bool  #: False where the logits have a NaN: then ``low`` is empty
 
     def __bool__(self) -> bool:
-        return any(len(x) for x in (self.invalid, self.repeated, self.low, self.surplus))
+        return self.within or len(self.surplus) > 0
+
+    @property
+    def within(self) -> bool:
+        """Whether anything is wrong with the slots that a reader of the top-k uses."""
+        return any(len(x) for x in (self.invalid, self.repeated, self.low))
 
 
 def top_k_violations(

@@ -7,7 +7,13 @@ None imports torch.
 from __future__ import annotations
 
 from replay.kernels.pages import decode_pages
-from replay.kernels.read_reference import TopKViolations, logits_reference, top_k_violations, wrong_logits
+from replay.kernels.read_reference import (
+    TopKViolations,
+    logits_of_keys,
+    logits_reference,
+    top_k_violations,
+    wrong_logits,
+)
 from replay.kernels.store_reference import (
     StoreCheck,
     StoreInputs,
@@ -24,6 +30,7 @@ __all__ = [
     "TopKViolations",
     "check_store",
     "decode_pages",
+    "logits_of_keys",
     "logits_reference",
     "rope_rows",
     "store_reference",

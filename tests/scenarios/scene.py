@@ -7,8 +7,9 @@ events of a scene always agree with its memory, and only the story decides what 
 
 ``drop`` leaves kinds of record out, as a recorder that does not see them would: the names are those of the
 builder's methods, and for snapshots their stage and moment ("SE.after", "RC"). Hooks of what is dropped are
-declared missing, since otherwise their silence would be false evidence. ``skew_ns`` puts decode on another host
-whose clock differs by that much. A scene ``beside`` another one is the next rank's pair in the same trace.
+declared missing, since otherwise their silence would be false evidence. ``slab`` is decode's stride from page to page
+where it is larger than a page. ``skew_ns`` puts decode on another host whose clock differs by that much. A scene
+``beside`` another one is the next rank's pair in the same trace.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ class Scene:
         split: bool = False,
         hooks: bool = True,
         item_length: int = 0,
+        slab: int = 0,
         grouped: bool = False,
         skew_ns: int = 0,
         beside: Scene | None = None,
@@ -91,6 +93,7 @@ class Scene:
             base=0x7E20_0000_0000 + away,
             first_buffer=20,
             item_length=0,
+            slab=slab,
             **common,
         )
         self.sides = (self.prefill, self.decode)
@@ -317,7 +320,7 @@ class Scene:
             keep = np.ones(len(source), bool)
             if only is not None:
                 where = np.arange(to, to + length)
-                page, offset = np.divmod(where, self.decode.pitch)
+                page, offset = np.divmod(where, layout(self.decode.format).page_bytes)
                 keep = ~np.isin(page, list(pages)) | ((offset >= only[0]) & (offset < only[1]))
             flat[to : to + length][keep] = source[keep]
 

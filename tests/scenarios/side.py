@@ -28,6 +28,8 @@ SEEN_BY = {
     "read": "read",
 }
 HEADS = 4
+#: Bytes from the address of a layer's buffer to the next one's.
+GAP = 1 << 33
 
 
 @dataclass(slots=True)
@@ -85,6 +87,7 @@ class Side:
     drop: frozenset[str]
     item_length: int
     skew_ns: int = 0
+    slab: int = 0
     memory: dict[int, U8] = field(default_factory=dict)
     clock: list[int] = field(default_factory=lambda: [0])
     seq: int = -1
@@ -96,19 +99,21 @@ class Side:
 
     @property
     def pitch(self) -> int:
-        return layout(self.format).page_bytes
+        """Bytes from a page to the next in the address space; ``memory`` holds the pages alone, without gaps."""
+        return self.slab or layout(self.format).page_bytes
 
     def buffer(self, layer: int) -> int:
         return self.first_buffer + self.layers.index(layer)
 
     def address(self, layer: int) -> int:
         """Base address of a layer's buffer; the gaps between buffers belong to nobody."""
-        return self.base + self.layers.index(layer) * (1 << 30)
+        return self.base + self.layers.index(layer) * GAP
 
     def find(self, address: int) -> tuple[int, int]:
-        """Layer and byte offset of an address."""
-        index, offset = divmod(address - self.base, 1 << 30)
-        return self.layers[index], offset
+        """Layer and byte offset in its memory of an address."""
+        index, offset = divmod(address - self.base, GAP)
+        page, inside = divmod(offset, self.pitch)
+        return self.layers[index], page * layout(self.format).page_bytes + inside
 
     def emit(self, kind: str, *, tag: str = "", **fields: Any) -> int:
         """Write one record unless it is dropped; returns the sequence number of the last one written."""

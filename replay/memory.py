@@ -1,0 +1,103 @@
+"""The memory of one process as far as looks show it: a sparse address space made of the recorded pages.
+
+A read that goes astray takes its bytes from somewhere else in the same memory. With the base address and the stride of
+every buffer and the last look at each page this module says what lay at an address, without allocating the space.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from replay.page_columns import BufferInfo, place
+from replay.timeline import Timeline
+
+Bool = npt.NDArray[np.bool_]
+I64 = npt.NDArray[np.int64]
+U8 = npt.NDArray[np.uint8]
+
+
+class Memory:
+    """What the pages of every buffer held, by address."""
+
+    def __init__(self, timeline: Timeline) -> None:
+        """Remember ``timeline``; its looks are sorted on first use."""
+        self.timeline = timeline
+        self._kept: dict[int, U8] = {}
+
+    @cached_property
+    def _index(self) -> tuple[I64, I64, I64]:
+        """Places in ascending order, and the sequence number and content of each look there; looks with bytes only."""
+        snaps, contents = self.timeline.snapshots, self.timeline.trace.contents
+        rows = np.flatnonzero(snaps.content >= 0)
+        rows = rows[contents.has_data[snaps.content[rows]]]
+        places = place(snaps.buffer[rows], snaps.page[rows])
+        rows, places = rows[places >= 0], places[places >= 0]
+        order = np.lexsort((snaps.seq[rows], places))
+        return places[order], snaps.seq[rows][order], snaps.content[rows][order]
+
+    def content(self, buffer: int, page: int, seq: int) -> int:
+        """Content of a page at sequence number ``seq`` of its process: its last look, else the first one after it.
+
+        -1 where its bytes were never kept.
+        """
+        places, seqs, contents = self._index
+        wanted = int(place(np.array([buffer]), np.array([page]))[0])
+        low, high = np.searchsorted(places, [wanted, wanted + 1]).tolist()
+        if wanted < 0 or low == high:
+            return -1
+        found = low + int(np.searchsorted(seqs[low:high], seq, side="right")) - 1
+        return int(contents[max(found, low)])
+
+    def page(self, buffer: int, page: int, seq: int) -> U8 | None:
+        """Bytes of a page at ``seq``, None where they are not known."""
+        content = self.content(buffer, page, seq)
+        if content < 0:
+            return None
+        if content not in self._kept:
+            if len(self._kept) > 4096:  # some 64 MiB of the largest pages
+                self._kept.clear()
+            self._kept[content] = np.asarray(self.timeline.trace.contents.data(np.array([content]))[0])
+        return self._kept[content]
+
+    def at(self, process: int, seq: int) -> Space:
+        """The memory of one process as it was at ``seq``."""
+        return Space(self, process, seq)
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """The memory of one process at one moment."""
+
+    memory: Memory
+    process: int
+    seq: int
+
+    def gather(self, addresses: I64, length: int) -> tuple[U8, Bool]:
+        """``uint8[n, length]`` from each address on, and which of these bytes are known."""
+        data = np.zeros((len(addresses), length), np.uint8)
+        known = np.zeros(data.shape, bool)
+        for info in self.memory.timeline.buffers:
+            if info.process != self.process or info.pitch <= 0 or info.pages <= 0:
+                continue
+            end = info.address + (info.pages - 1) * info.pitch + info.layout.page_bytes
+            for index in np.flatnonzero((addresses + length > info.address) & (addresses < end)).tolist():
+                self._fill(info, int(addresses[index]), data[index], known[index])
+        return data, known
+
+    def _fill(self, info: BufferInfo, address: int, data: U8, known: Bool) -> None:
+        offset, size = address - info.address, info.layout.page_bytes
+        first = max(0, offset // info.pitch)
+        last = min(info.pages - 1, (offset + len(data) - 1) // info.pitch)
+        for page in range(first, last + 1):
+            start = page * info.pitch - offset
+            low, high = max(start, 0), min(start + size, len(data))
+            if low >= high:
+                continue
+            found = self.memory.page(info.number, page, self.seq)
+            if found is not None and len(found) >= size:
+                data[low:high] = found[low - start : high - start]
+                known[low:high] = True
