@@ -17,6 +17,7 @@ from tests.scenarios.test_store_inputs import stored
 
 ROOT = Path(__file__).resolve().parents[2]
 MODULE = """
+import torch
 from replay.kernels.twins import read_torch, store_torch
 
 def right(layout, cache, table, rows, query, weights, k):
@@ -26,6 +27,29 @@ def scaled(layout, cache, table, rows, query, weights, k):
     logits, _ = read_torch(layout, cache, table, rows, query, weights, k)
     logits[:, 70:] *= 1.1
     return logits, None
+
+def interleaved(layout, cache, table, rows, query, weights, k):
+    width = layout.value_bytes + layout.scale_bytes
+    parts = cache.reshape(len(cache), layout.rows, width)
+    cut = layout.value_bytes
+    seen = torch.cat([parts[..., :cut].flatten(1), parts[..., cut:].flatten(1)], 1).contiguous()
+    return read_torch(layout, seen, table, rows, query, weights, k)
+
+def doubled(layout, cache, table, rows, query, weights, k):
+    logits, top_k = read_torch(layout, cache, table, rows, query, weights, k)
+    return 2 * logits, top_k
+
+def strided(layout, cache, table, rows, query, weights, k):
+    return read_torch(layout, cache, (2 * table) % len(cache), rows, query, weights, k)
+
+def holes(layout, cache, table, rows, query, weights, k):
+    logits, top_k = read_torch(layout, cache, table, rows, query, weights, k)
+    top_k[:, 100:140] = -1
+    return logits, top_k
+
+def worst(layout, cache, table, rows, query, weights, k):
+    logits, top_k = read_torch(layout, cache, table, rows, query, weights, 2 * k)
+    return logits, torch.flip(top_k, [1])[:, :k].contiguous()
 
 def raises(layout, cache, table, rows, query, weights, k):
     raise RuntimeError("not for this format")
@@ -71,7 +95,7 @@ def test_a_bad_read_kernel_is_named_and_not_the_recorded_logits(trace: list[Path
 
     (finding,) = verdict.findings
     assert (finding.code, finding.stage, finding.confidence) == ("F25", "read-kernel", "certain")
-    assert finding.rule == "your kernel mine:scaled"
+    assert finding.rule == "your kernel mine:scaled: from row 70 on"
     assert "your kernel mine:scaled" in finding.evidence[0]
     said = " ".join((*finding.evidence, finding.rule, str(finding.runner_up)))
     assert "recorded logits" not in said
@@ -125,3 +149,23 @@ def test_the_json_has_no_traceback(trace: list[Path]) -> None:
 
     (unclear,) = verdict.to_json()["not_judged"]
     assert sorted(unclear) == ["what", "why"]
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "stage", "words"),
+    [
+        ("interleaved", "F07", "read-kernel", "interleaved"),
+        ("doubled", "F24", "read-kernel", "2 times"),
+        ("strided", "F20", "read-kernel", "page 2 * p"),
+        ("holes", "F26", "top-k", ""),
+    ],
+)
+def test_a_kernel_with_a_fault_of_a_known_kind_is_told_which(
+    trace: list[Path], name: str, code: str, stage: str, words: str
+) -> None:
+    verdict = judged(trace, f"mine:{name}")
+    (finding,) = verdict.findings
+    assert (finding.code, finding.stage, finding.confidence) == (code, stage, "certain")
+    assert str(finding.rule).startswith(f"your kernel mine:{name}")
+    assert words in str(finding.rule)
+    assert {page.physical for page in finding.pages} <= {5, 6, 7}
