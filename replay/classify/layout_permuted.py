@@ -2,8 +2,8 @@
 
 Signature: the page holds the same bytes as its source (an order-free checksum is equal), moved by one permutation that
 is the same for all pages of the buffer. Either the descriptors say so themselves, or the bytes fit a known layout, or
-the bytes of several pages fit one permutation that nobody named. At the read the bytes are right, and the logits are those
-of a reader that takes values and scales from the places of another layout.
+the bytes of several pages fit one permutation that nobody named. At the read the bytes are right, and the logits are
+those of a reader that takes values and scales from the places of another layout.
 
 Chosen over F20, where page 0 is right and other pages hold another page's bytes; over F24, where the bytes are right
 and decoded wrongly; over F31, where bytes are missing that no permutation brings back.
