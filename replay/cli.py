@@ -43,6 +43,7 @@ COMMANDS: dict[str, Entry] = {
     "seal": Entry("replay.commands.seal", "Turn journals into compressed HDF5 traces."),
     "merge": Entry("replay.commands.merge", "Join the traces of both sides into one file."),
     "trim": Entry("replay.commands.trim", "Cut a trace down to a part and the evidence for it."),
+    "diff": Entry("replay.commands.diff", "Show where a good run and a bad one part."),
     "timeline": Entry("replay.commands.timeline", "List what happened to a request or a page, in order."),
     "plot": Entry("replay.commands.plot", "Draw the stage x page grid of a request."),
     "kernels": Entry("replay.commands.kernels", "Check the store and read kernels against the reference."),
