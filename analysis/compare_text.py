@@ -148,6 +148,7 @@ def _table(differences: Sequence[Difference]) -> list[str]:
         rooms = f"{item.pair.good[0]}={item.pair.bad[0]}"
         page = f"page {item.logical}" if item.logical >= 0 else f"read {item.read}"
         own = ", appended" if item.appended else ""
-        head = f"{item.stage} {item.look}{own}, room {rooms}, {item.role} {item.rank}, {item.buffer} {item.layer}, {page}"
+        where = f"{item.role} {item.rank}, {item.buffer} {item.layer}, {page}"
+        head = f"{item.stage} {item.look}{own}, room {rooms}, {where}"
         lines += textwrap.wrap(f"{head}: {', '.join(_extent(item))}", WIDTH, subsequent_indent="    ")
     return lines
