@@ -1,16 +1,59 @@
-"""Pages given to requests and taken from them, and the rows of the request table."""
+"""Pages given to requests and taken from them, and what is known of each request's length."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
 
-from capture_hooks.adapters.sglang.versions import Target
+import numpy as np
+import numpy.typing as npt
 
-if TYPE_CHECKING:
-    from capture_hooks.adapters.sglang.session import Session
+from capture_hooks.adapters.sglang.pools import Buffers
+from capture_hooks.adapters.sglang.requests import Held, Requests
+from capture_hooks.events import Alloc, Free
+from capture_hooks.recorder import Recorder
 
-HOOKS: tuple[Target, ...] = ()
+I64 = npt.NDArray[np.int64]
 
 
-def install(session: Session) -> None:
-    """Hook the allocators."""
+class Owners:
+    """Records of pages that change hands. Every method may be called from any thread."""
+
+    def __init__(
+        self, recorder: Recorder, requests: Requests, buffers: Buffers, fired: Callable[[], None]
+    ) -> None:
+        self._recorder, self._requests, self._buffers, self._fired = recorder, requests, buffers, fired
+
+    def told(self, held: Held, tokens: int) -> None:
+        """The prompt of ``held`` has ``tokens`` tokens."""
+        judged = self._buffers.judged
+        held.tokens = tokens
+        held.rows = tokens // judged[0].tokens_per_row if judged else -1
+
+    def give(self, held: Held, logical: int, pages: Sequence[int] | I64) -> None:
+        """``pages[i]`` is logical page ``logical + i`` of ``held`` from now on; told where that is news.
+
+        Pages of its shared prefix are told as shared.
+        """
+        if not len(pages) or not self._requests.give(held, logical, [int(page) for page in pages]):
+            return
+        self._fired()
+        page_tokens = self._buffers.page_tokens
+        shared = max(0, held.prefix // page_tokens - logical) if page_tokens else 0
+        given = np.asarray(pages, np.int64)
+        if shared:
+            self._recorder.emit(Alloc(held.room, held.attempt, logical, given[:shared], True))
+        if shared < len(given):
+            self._recorder.emit(Alloc(held.room, held.attempt, logical + shared, given[shared:]))
+
+    def free(self, held: Held, reason: str) -> None:
+        """The pages of ``held`` are given back. Nobody looks at them from now on."""
+        with held.lock:
+            held.over = True
+            pages = np.array(list(held.pages.values()), np.int64)
+        if len(pages):
+            self._recorder.emit(Free(held.room, held.attempt, pages, reason))
+
+    def over(self, held: Held) -> None:
+        """``held`` is over."""
+        with held.lock:
+            self._requests.close(held)

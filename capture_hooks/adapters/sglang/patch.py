@@ -21,6 +21,9 @@ from capture_hooks.recorder import Recorder
 
 Method = Callable[..., Any]
 
+#: What hooks cover that a rung of the ladder needs; the silence of others (alarms, aborts) is as it should be.
+RUNGS = ("store", "alloc", "send", "receive", "completion", "read", "top-k")
+
 
 def hook_name(target: str, label: str = "") -> str:
     """Name of a hook in the trace."""
@@ -106,6 +109,18 @@ class Patches:
         self._put(hook, found, self._wrapper(hook, found.function, before, after, around))
         self.recorder.hook(hook, covers, "attached", complete, note)
         return True
+
+    def own(self, name: str, covers: str) -> Callable[[], None]:
+        """A hook that wraps nothing: what several others find out together. Call what is returned each time."""
+        hook = hook_name(name)
+        self._covers[hook], self._fired[hook] = covers, 0
+        self.recorder.hook(hook, covers)
+
+        def fire() -> None:
+            self.recorder.fired(hook)
+            self._fired[hook] += 1
+
+        return fire
 
     def _wrapper(
         self, hook: str, original: Method, before: Method | None, after: Method | None, around: Method | None
@@ -212,7 +227,7 @@ class Patches:
         attached, fired = len(self._covers), sum(count > 0 for count in self._fired.values())
         total = attached + len(self._missing)
         covered = {self._covers[name] for name, count in self._fired.items() if count}
-        silent = sorted(set(self._covers.values()) - covered)
+        silent = sorted((set(self._covers.values()) - covered) & set(RUNGS))
         line = f"attached {attached} of {total} hooks, {fired} fired"
         gaps = [f"{name} is missing" for name in sorted(self._missing)]
         if fired:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("kv_replay")
 
 #: Modules of hooks below this package, in the order in which they are installed.
-MODULES: tuple[str, ...] = ("owners", "steps", "store", "read")
+MODULES: tuple[str, ...] = ("wire", "scheduler", "steps", "store", "read", "prefill", "decode", "alarms")
 
 #: Classes whose constructors are watched: module -> class names.
 POOLS = {

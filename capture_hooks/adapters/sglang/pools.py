@@ -34,6 +34,11 @@ class PoolBuffer:
     judged: bool
     on_host: bool
 
+    @property
+    def rows(self) -> int:
+        """Rows a page of a judged buffer, 0 for others."""
+        return LAYOUTS[self.format].rows if self.judged else 0
+
 
 class Buffers:
     """The buffers of the pools of one process."""

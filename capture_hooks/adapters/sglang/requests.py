@@ -12,6 +12,8 @@ from capture_hooks.rid import rid_hash
 
 #: Rooms whose number of attempts is remembered.
 _MAX_ROOMS = 200_000
+#: Requests that are found by ``last_of``.
+_MAX_LAST = 10_000
 
 
 @dataclass(eq=False, slots=True)
@@ -31,8 +33,13 @@ class Held:
     tokens: int = -1
     rows: int = -1
     mark: str = ""
-    over: bool = False
+    over: bool = False  #: its pages are (being) given back: nobody looks at them any more
+    prefix: int = 0  #: tokens of a shared prefix: their pages belong to others as well
     pages: dict[int, int] = field(default_factory=dict)
+    received: set[int] = field(default_factory=set)  #: logical pages that were announced to prefill
+    admitted: bool = False
+    acknowledged: bool = False  #: prefill told that no write of it is in flight
+    ending: str = ""  #: why its pages will be given back, where that is known before
     #: Held while somebody looks at the pages, and for a moment when they are given back.
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -67,6 +74,7 @@ class Requests:
         self._rooms: dict[int, Held] = {}
         self._rows: dict[int, Held] = {}
         self._pages: dict[int, Held] = {}
+        self._last: OrderedDict[int, Held] = OrderedDict()
 
     def open(self, room: int) -> Held:
         """A new attempt of ``room``: 0 the first time it is seen, one more each time."""
@@ -76,11 +84,19 @@ class Requests:
             if len(self._attempts) > _MAX_ROOMS:
                 self._attempts.popitem(last=False)
             held = self._rooms[room] = Held(room, attempt)
+            self._last.pop(room, None)
+            self._last[room] = held
+            if len(self._last) > _MAX_LAST:
+                self._last.popitem(last=False)
             return held
 
     def of_room(self, room: int) -> Held | None:
         """The latest attempt of ``room``."""
         return self._rooms.get(room)
+
+    def last_of(self, room: int) -> Held | None:
+        """The latest attempt of ``room``, even if it is over (as long as it is remembered)."""
+        return self._last.get(room)
 
     def of_row(self, row: int) -> Held | None:
         """The request that holds row ``row`` of the request table."""
@@ -110,6 +126,11 @@ class Requests:
                     self._pages[page] = held
                     news = True
         return news
+
+    def holds(self, held: Held) -> bool:
+        """Whether ``held`` is not over and every page it was given is still its own."""
+        with self._lock:
+            return not held.over and all(self._pages.get(page) is held for page in held.pages.values())
 
     def close(self, held: Held) -> list[int]:
         """``held`` is over: its pages are nobody's. Returns those that were still its own."""

@@ -6,11 +6,15 @@ import atexit
 import os
 import signal
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 import capture_hooks
 from capture_hooks.adapters.sglang.looks import Looks
+from capture_hooks.adapters.sglang.owners import Owners
 from capture_hooks.adapters.sglang.patch import Patches
 from capture_hooks.adapters.sglang.pools import Buffers
 from capture_hooks.adapters.sglang.requests import Requests
@@ -19,6 +23,8 @@ from capture_hooks.adapters.sglang.versions import Layout, Target
 from capture_hooks.events import Order, Process
 from capture_hooks.recorder import Recorder
 from capture_hooks.taps.pages import device_tap
+
+I64 = npt.NDArray[np.int64]
 
 #: Names of transports in traces.
 _TRANSPORTS = {"nixl": "nixl/UCX"}
@@ -34,25 +40,39 @@ class Session:
       ``Held`` (room, attempt, rid hash, row with generation, tokens, rows);
     * ``looks``: snapshots of a request's pages in every judged buffer (``looks.look``);
     * ``buffers``: ``pools.Buffers``, every buffer of the pools: ``buffers.judged`` are those whose pages are looked
-      at, ``buffers.of_layer(layer)`` and ``buffers.of_address(data_ptr)`` find one.;
+      at, ``buffers.of_layer(layer)`` and ``buffers.of_address(data_ptr)`` find one;
+    * ``scheduler``: ``scheduler.SchedulerHooks``; its ``of(req)`` gives the ``Held`` of a scheduler's request;
+    * ``owners``: tells pages given and taken, and lengths (``owners.Owners``);
+    * ``wire``: the adapter of the transfer library, ``None`` where there is none; lists ``before_post`` and
+      ``after_state`` on it are called with each transfer;
     * ``runner``: the model runner, ``None`` where managers are used without one;
     * ``steps``: ``steps.Steps``, the forward passes; ``steps.passed()`` asks which of them are over.
     """
 
     def __init__(
-        self, recorder: Recorder, role: str, rank: int, layout: Layout, targets: Iterable[Target]
+        self,
+        recorder: Recorder,
+        role: str,
+        rank: int,
+        layout: Layout,
+        targets: Iterable[Target],
+        transport: str = "",
     ) -> None:
         self.recorder = recorder
         self.role = role
         self.rank = rank
+        self.transport = transport
         self.layout = layout
         self.version = layout.version
         self.patches = Patches(recorder, targets, layout.version, role)
         self.requests = Requests()
         self.buffers = Buffers(recorder)
         self.looks = Looks(recorder, self.buffers)
+        self.owners = Owners(recorder, self.requests, self.buffers, self.patches.own("pages", "alloc"))
         self.runner: Any = None
         self.steps: Any = None
+        self.wire: Any = None
+        self.scheduler: Any = None
         self._told = threading.Event()
 
     @classmethod
@@ -69,7 +89,7 @@ class Session:
         recorder = capture_hooks.start(process)
         if recorder is None:
             return None
-        session = cls(recorder, role, rank, layout, targets)
+        session = cls(recorder, role, rank, layout, targets, transport)
         atexit.register(session.tell)
         atexit.register(session.settle)  # before the recorder closes
         _on_termination(session)
@@ -87,6 +107,30 @@ class Session:
     def head(self, what: str, key: str) -> None:
         """The head of an order edge."""
         self.recorder.emit(Order(what, key, "head"))
+
+    def fetch(self, tensor: Any, give: Callable[[I64], None]) -> None:
+        """Call ``give`` with the integers of ``tensor`` (``int64[n]``) once the host has them.
+
+        Never waits for a device.
+        """
+        if tensor.device.type == "cpu":
+            give(tensor.detach().reshape(-1).numpy().astype(np.int64))
+            return
+        import torch
+
+        with torch.cuda.device(tensor.device):
+            host = torch.empty(tensor.numel(), dtype=tensor.dtype, pin_memory=True)
+            host.copy_(tensor.detach().reshape(-1), non_blocking=True)
+            event: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            event.record()
+
+        def arrived() -> bool:
+            if not event.query():
+                return True
+            give(host.numpy().astype(np.int64))
+            return False
+
+        self.looks.later(0.0, arrived)
 
     def tell(self) -> None:
         """One line about the hooks on standard error: when the first request is over, and at the end."""

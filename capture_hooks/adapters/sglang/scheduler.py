@@ -1,0 +1,193 @@
+"""What the scheduler knows of requests: their ids and lengths, rows of the request table, pages given
+and given back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from capture_hooks.adapters.sglang.requests import Held, room_of, row_of
+from capture_hooks.adapters.sglang.versions import Target, at
+from capture_hooks.events import Request
+from capture_hooks.rid import rid_hash
+
+if TYPE_CHECKING:
+    from capture_hooks.adapters.sglang.session import Session
+
+I64 = npt.NDArray[np.int64]
+
+HOOKS: tuple[Target, ...] = (
+    Target(
+        "PrefillBootstrapQueue.create_sender",
+        "request",
+        at("disaggregation.prefill", "PrefillBootstrapQueue.create_sender"),
+        ("prefill",),
+        ("req",),
+    ),
+    Target(
+        "DecodePreallocQueue._pre_alloc",
+        "alloc",
+        at("disaggregation.decode", "DecodePreallocQueue._pre_alloc"),
+        ("decode",),
+        ("req",),
+    ),
+    Target(
+        "FakeKVSender.__init__",
+        "request",
+        at("disaggregation.fake.conn", "FakeKVSender.__init__"),
+        ("prefill",),
+    ),
+    Target(
+        "FakeKVReceiver.__init__",
+        "request",
+        at("disaggregation.fake.conn", "FakeKVReceiver.__init__"),
+        ("decode",),
+    ),
+    Target("alloc_for_extend", "alloc", at("mem_cache.allocation", "alloc_for_extend"), takes=("batch",)),
+    Target("alloc_for_decode", "alloc", at("mem_cache.allocation", "alloc_for_decode"), takes=("batch",)),
+    Target("release_kv_cache", "alloc", at("mem_cache.common", "release_kv_cache"), takes=("req",)),
+)
+
+_HEALTH = "HEALTH_CHECK"
+
+
+class SchedulerHooks:
+    """Hooks of the scheduler, in every role."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._recorder = session.recorder
+        wrap = session.patches.wrap
+        wrap("PrefillBootstrapQueue.create_sender", after=self._sender_made)
+        wrap("DecodePreallocQueue._pre_alloc", after=self._pre_allocated)
+        wrap("FakeKVSender.__init__", after=self._fake)
+        wrap("FakeKVReceiver.__init__", after=self._fake)
+        wrap("alloc_for_extend", after=self._extended)
+        wrap("alloc_for_decode", after=self._decoded)
+        wrap("release_kv_cache", before=self._released)
+
+    def of(self, req: Any) -> Held | None:
+        """What is known of a scheduler's request; in a plain server it is opened here."""
+        room = room_of(req)
+        held = self._session.requests.of_room(room)
+        if held is None and self._session.role == "server":
+            held = self._session.requests.open(room)
+            self._learn(held, req)
+        return held
+
+    def _learn(self, held: Held, req: Any) -> None:
+        rid = str(getattr(req, "rid", ""))
+        held.rid = rid_hash(rid)
+        if not held.mark and rid.startswith(_HEALTH):
+            held.mark = "health"
+        self._session.owners.told(held, len(req.origin_input_ids))
+        self._recorder.emit(
+            Request(held.room, held.attempt, "start", held.rid, held.tokens, held.rows, held.mark)
+        )
+
+    def _bind(self, held: Held, req: Any, pool: Any) -> None:
+        row = row_of(req)
+        if row < 0 or held.row == row:
+            return
+        generations = getattr(pool, "req_generation", None)
+        self._session.requests.bind(held, row, int(generations[row]) if generations is not None else -1)
+
+    def _sender_made(self, made: Any, _: Any, /, req: Any, *__: Any, **___: Any) -> None:
+        held = self._session.requests.of_room(room_of(req)) if made else None
+        if held is not None:
+            self._learn(held, req)
+
+    def _pre_allocated(self, _: Any, queue: Any, /, req: Any, *__: Any, **keywords: Any) -> None:
+        held = self._session.requests.of_room(room_of(req))
+        if held is not None:
+            self._learn(held, req)
+            self._bind(held, req, getattr(queue, "req_to_token_pool", None))
+
+    def _fake(self, _: None, endpoint: Any, /, *args: Any, **keywords: Any) -> None:
+        """A request that moves nothing (warm-up, health check): marked, so that nobody judges it."""
+        room = keywords.get("bootstrap_room", args[2] if len(args) > 2 else None)
+        if room is not None:
+            held = self._session.requests.open(int(room))
+            held.mark = "fake"
+            self._recorder.emit(Request(held.room, held.attempt, "start", mark="fake"))
+
+    # -- pages ---------------------------------------------------------------------------------------------------
+
+    def _extended(self, found: Any, /, batch: Any, *_: Any, **__: Any) -> None:
+        """Rows ``prefix .. length`` of each request got slots, in the order of the batch."""
+        parts: list[tuple[Held, int, int]] = []
+        for req, prefix, count in zip(batch.reqs, batch.prefix_lens, batch.extend_lens, strict=False):
+            held = self.of(req)
+            if held is not None:
+                if not held.pages and held.prefix == 0:
+                    held.prefix = int(prefix)
+                self._bind(held, req, getattr(batch, "req_to_token_pool", None))
+            parts.append((held, int(prefix), int(count)))  # type: ignore[arg-type]
+        self._give_later(found[0], parts)
+
+    def _decoded(self, found: Any, /, batch: Any, *_: Any, **__: Any) -> None:
+        """One slot more for each request; a page more for those whose last one was full."""
+        size = self._session.buffers.page_tokens
+        parts: list[tuple[Held, int, int]] = []
+        fresh = False
+        for req in batch.reqs:
+            held = self._session.requests.of_room(room_of(req))
+            length = int(getattr(getattr(req, "kv", None), "kv_allocated_len", 0) or 0)
+            fresh = fresh or (held is not None and size > 0 and length > 0 and (length - 1) % size == 0)
+            parts.append((held, length - 1, 1))  # type: ignore[arg-type]
+        if fresh and len(parts) == int(found.shape[0]):
+            self._give_later(found, parts)
+
+    def _give_later(self, slots: Any, parts: list[tuple[Held, int, int]]) -> None:
+        """Tell the pages of ``slots`` (a tensor, perhaps on a device) once the host has them."""
+        size = self._session.buffers.page_tokens
+        if size <= 0:
+            return
+
+        def give(host: I64) -> None:
+            offset = 0
+            for held, first, count in parts:
+                mine = host[offset : offset + count]
+                offset += count
+                if held is None or not count:
+                    continue
+                places = np.arange(first, first + len(mine)) // size
+                logical, index = np.unique(places, return_index=True)
+                self._session.owners.give(held, int(logical[0]), mine[index] // size)
+
+        self._session.fetch(slots, give)
+
+    def _released(self, req: Any, *_: Any, **__: Any) -> None:
+        held = self._session.requests.of_room(room_of(req))
+        if held is None or row_of(req) < 0:
+            return
+        reason = held.ending or _reason(req)
+        decode = self._session.role != "prefill"
+        if decode and held.received and not held.over:
+            # The last look while the request still owns its pages: what landed after its first read is seen here.
+            places = sorted(held.received)
+            pages = [held.pages[place] for place in places]
+            self._session.looks.look("LT", "end", held, pages, places, rows=held.rows)
+        self._session.owners.free(held, reason)
+        if decode:
+            self._session.owners.over(held)
+            if not reason.startswith("abort"):
+                self._recorder.emit(Request(held.room, held.attempt, "finish"))
+            self._session.request_over()
+
+
+def _reason(req: Any) -> str:
+    ended = type(getattr(req, "finished_reason", None)).__name__
+    return "abort" if ended == "FINISH_ABORT" else "finish" if ended != "NoneType" else "evict"
+
+
+Give = Callable[[I64], None]
+
+
+def install(session: Session) -> None:
+    """Hook the scheduler."""
+    session.scheduler = SchedulerHooks(session)

@@ -1,0 +1,369 @@
+"""Runs with SGLang on its path: imports it once, then forks one process for each endpoint that a test asks for.
+
+An endpoint is what an SGLang scheduler process is to its peer, without the scheduler: the real pool, the real
+manager, real senders and receivers, over real NIXL in host memory, driven by the commands of a test. The plug-in
+comes in as it does in a server: ``load_plugins()`` finds its entry point.
+
+What differs from a server: no scheduler (the test names pages and cuts chunks); the pool lies in host memory, so
+buffers are told as "DRAM" and NIXL's "VRAM" label of the state list is relabelled at the agent; everything on
+the loopback.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.machinery
+import os
+import socket
+import sys
+import threading
+import time
+import traceback
+import types
+from multiprocessing.connection import Client, Connection
+from typing import Any
+
+PAGE = 256
+RATIOS = [0, 0, 4, 128, 4, 128, 4]  # layers 2, 4 and 6 have an indexer
+
+
+def stub_torchvision() -> None:
+    """SGLang imports names of torchvision that it does not use here; no build of it goes with this torch."""
+    import enum
+
+    def module(name: str, **content: Any) -> types.ModuleType:
+        made = types.ModuleType(name)
+        made.__spec__ = importlib.machinery.ModuleSpec(name, None)
+        made.__path__ = []
+        made.__dict__.update(content)
+        sys.modules[name] = made
+        return made
+
+    def missing(name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return type(name, (), {})
+
+    modes = enum.Enum(
+        "InterpolationMode",
+        [
+            (n, n.lower())
+            for n in ("NEAREST", "BILINEAR", "BICUBIC", "LANCZOS", "BOX", "HAMMING", "NEAREST_EXACT")
+        ],
+    )
+    functional = module("torchvision.transforms.functional", InterpolationMode=modes, __getattr__=missing)
+    v2 = module("torchvision.transforms.v2", functional=functional)
+    module("torchvision.transforms.v2.functional", InterpolationMode=modes, __getattr__=missing)
+    transforms = module(
+        "torchvision.transforms", InterpolationMode=modes, functional=functional, v2=v2, __getattr__=missing
+    )
+    io = module("torchvision.io", __getattr__=missing)
+    module("torchvision", __version__="0.28.0", transforms=transforms, io=io)
+
+
+def preload() -> None:
+    """Everything that an endpoint needs, imported before any fork: no context, socket or thread comes of it."""
+    stub_torchvision()
+    import sglang.srt.disaggregation.decode
+    import sglang.srt.disaggregation.fake.conn
+    import sglang.srt.disaggregation.nixl.conn
+    import sglang.srt.disaggregation.prefill
+    import sglang.srt.disaggregation.utils
+    import sglang.srt.kv_canary.runner.violation_reporter
+    import sglang.srt.mem_cache.deepseek_v4_memory_pool
+    import sglang.srt.plugins  # noqa: F401
+
+
+def relabel_vram() -> None:
+    """Host memory under the label "VRAM" is refused by NIXL; the state list has that label fixed."""
+    from nixl._api import nixl_agent
+
+    def relabelled(method: Any) -> Any:
+        def call(self: Any, *args: Any, **keywords: Any) -> Any:
+            args = tuple("DRAM" if isinstance(a, str) and a == "VRAM" else a for a in args)
+            keywords = {k: "DRAM" if isinstance(v, str) and v == "VRAM" else v for k, v in keywords.items()}
+            return method(self, *args, **keywords)
+
+        return call
+
+    for name in ("register_memory", "get_xfer_descs", "get_reg_descs", "prep_xfer_dlist"):
+        setattr(nixl_agent, name, relabelled(getattr(nixl_agent, name)))
+
+
+class Event:
+    """What a CUDA event is to its users."""
+
+    def __init__(self) -> None:
+        self.done = threading.Event()
+
+    def query(self) -> bool:
+        return self.done.is_set()
+
+    def synchronize(self) -> None:
+        self.done.wait(10)
+
+    def wait(self, *_: Any) -> None:
+        self.done.wait(10)
+
+
+class Endpoint:
+    """One side. Its public methods are the commands of a test."""
+
+    def __init__(
+        self, role: str, port: int, pages: int, leave_out: int = -1, fp4: bool = False, state: bool = False
+    ) -> None:
+        import torch
+        from sglang.srt.plugins import load_plugins
+        from sglang.srt.runtime_context import SpawnRanks, get_parallel, publish
+        from sglang.srt.server_args import ServerArgs
+
+        torch.set_num_threads(1)
+        self.role, self.address = role, f"127.0.0.1:{port}"
+        load_plugins()  # as every process of SGLang does, first of all
+        relabel_vram()
+        self.arguments = ServerArgs(
+            model_path="dummy", device="cpu", host="127.0.0.1", disaggregation_mode=role,
+            disaggregation_transfer_backend="nixl", disaggregation_bootstrap_port=port,
+        )  # fmt: skip
+        publish(self.arguments, role="scheduler", ranks=SpawnRanks(world_rank=0, dp_rank=None, gpu_id=0))
+        get_parallel().override_permanently(pp_group=None)  # made with the distributed groups; there are none
+        self.pool = self._pool(pages * PAGE, fp4)
+        self.args = self._arguments(leave_out, state)
+        self.manager = self._manager(port)
+        self.ends: dict[int, Any] = {}
+        self.events: dict[int, Event] = {}
+
+    def _pool(self, tokens: int, fp4: bool) -> Any:
+        import torch
+        from sglang.srt.mem_cache import deepseek_v4_memory_pool as pools
+
+        plain = pools.DeepSeekV4IndexerPool.__init__
+        if fp4:  # normally a flag of the server, refused for this device
+
+            def fp4_init(self: Any, *args: Any, **keywords: Any) -> None:
+                plain(self, *args, **{**keywords, "use_fp4_indexer": True})
+
+            pools.DeepSeekV4IndexerPool.__init__ = fp4_init
+        try:
+            return pools.DeepSeekV4TokenToKVPool(
+                max_num_reqs=4, swa_size=1024, c4_size=tokens // 4, c128_size=tokens // 128, c4_state_pool_size=64,
+                c128_state_pool_size=512, page_size=PAGE, swa_page_size=PAGE, dtype=torch.float8_e4m3fn,
+                c4_state_dtype=torch.float32, c128_state_dtype=torch.float32, qk_nope_head_dim=448,
+                qk_rope_head_dim=64, indexer_head_dim=128, layer_num=len(RATIOS), device="cpu",
+                enable_memory_saver=False, compression_ratios=RATIOS,
+            )  # fmt: skip
+        finally:
+            pools.DeepSeekV4IndexerPool.__init__ = plain
+
+    def _arguments(self, leave_out: int, state: bool) -> Any:
+        """Filled by the functions that a scheduler uses."""
+        import torch
+        from sglang.srt.disaggregation.base.conn import KVArgs
+        from sglang.srt.disaggregation.utils import (
+            MetadataBuffers,
+            build_kv_layer_ids,
+            get_kv_transfer_buf_infos,
+            get_pd_kv_layout,
+            setup_state_kv_args,
+        )
+
+        pool, k = self.pool, KVArgs()
+        k.engine_rank, k.pp_rank, k.system_dp_rank, k.rust_http_port = 0, 0, None, None
+        k.kv_cache_dtype_str = "fp8_e4m3"
+        k.kv_layout = get_pd_kv_layout(pool)
+        k.prefill_start_layer, k.prefill_end_layer = 0, len(RATIOS)
+        lists = [list(values) for values in get_kv_transfer_buf_infos(pool)]
+        index = [b.data_ptr() for b in pool.c4_indexer_kv_pool.contiguous_page_row_buffers()]
+        if leave_out >= 0:  # the fault: one index-K buffer is not told to the transfer
+            at = lists[0].index(index[leave_out])
+            for values in lists:
+                del values[at]
+        k.kv_data_ptrs, k.kv_data_lens, k.kv_item_lens = lists
+        k.num_draft_entries = 0
+        k.kv_layer_ids = build_kv_layer_ids(
+            token_to_kv_pool=pool,
+            draft_token_to_kv_pool=None,
+            num_draft_entries=0,
+            num_hidden_layers=len(RATIOS),
+        )
+        k.page_size = pool.page_size
+        self.meta = MetadataBuffers(16, 64, torch.float32, 1)
+        k.aux_data_ptrs, k.aux_data_lens, k.aux_item_lens = self.meta.get_buf_infos()
+        k.ib_device, k.gpu_id = None, 0
+        setup_state_kv_args(k, pool, None, total_kv_layers=len(RATIOS), req_to_token_pool=None)
+        k.kv_data_mem_kinds = ["DRAM"] * len(lists[0])
+        if not state:
+            for name in list(vars(k)):
+                if name.startswith("state_"):
+                    setattr(k, name, [])
+        return k
+
+    def _manager(self, port: int) -> Any:
+        from sglang.srt.disaggregation.nixl import conn
+        from sglang.srt.disaggregation.utils import DisaggregationMode, is_mla_backend
+
+        self.conn = conn
+        if self.role == "prefill":
+            self.server = conn.NixlKVBootstrapServer("127.0.0.1", port)
+            for _ in range(200):
+                with contextlib.suppress(OSError):
+                    socket.create_connection(("127.0.0.1", port), 0.2).close()
+                    break
+                time.sleep(0.02)
+        mode = DisaggregationMode.PREFILL if self.role == "prefill" else DisaggregationMode.DECODE
+        return conn.NixlKVManager(self.args, mode, self.arguments, is_mla_backend(self.pool))
+
+    # -- both sides ----------------------------------------------------------------------------------------------
+
+    def _index(self) -> list[Any]:
+        return list(self.pool.c4_indexer_kv_pool.contiguous_page_row_buffers())
+
+    def write(self, pages: list[int], seed: int) -> None:
+        """New keys and scales into pages of every index-K buffer (any bytes do: nothing here computes with them)."""
+        import torch
+
+        generator = torch.Generator().manual_seed(seed)
+        for buffer in self._index():
+            shape = (len(pages), buffer.shape[1])
+            buffer[torch.tensor(pages)] = torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8)
+
+    def read(self, pages: list[int]) -> list[bytes]:
+        """Bytes of the pages, one string a layer."""
+        return [buffer[list(pages)].numpy().tobytes() for buffer in self._index()]
+
+    def wait(self, room: int, seconds: float = 20.0) -> int:
+        """Poll as the scheduler does, until the end; returns the status (4: success, 0: failed)."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            status = int(self.ends[room].poll())
+            if status in (0, 4):
+                return status
+            time.sleep(0.001)
+        return int(self.ends[room].poll())
+
+    def clear(self, room: int) -> None:
+        self.ends.pop(room).clear()
+
+    def abort(self, room: int) -> None:
+        self.ends[room].abort()
+
+    def hooks(self) -> dict[str, Any]:
+        """What the plug-in says of itself."""
+        from capture_hooks.adapters.sglang import plugin
+
+        found = plugin.session()
+        if found is None:
+            return {}
+        return {"summary": found.patches.summary(), "fired": found.patches.fired, "version": found.version}
+
+    def end(self) -> None:
+        """What an orderly end of the process does to the capture."""
+        import capture_hooks
+
+        capture_hooks.stop()
+
+    # -- prefill -------------------------------------------------------------------------------------------------
+
+    def open(self, room: int, pages: int) -> int:
+        """A sender that waits for its receiver; returns its status (2: the destination is known)."""
+        sender = self.ends[room] = self.conn.NixlKVSender(self.manager, self.address, room)
+        end = time.monotonic() + 20
+        while int(sender.poll()) < 2 and time.monotonic() < end:
+            time.sleep(0.001)
+        self.meta.bootstrap_room[0].fill_(room)
+        sender.init(pages, 0)
+        return int(sender.poll())
+
+    def send(self, room: int, pages: list[int], tokens: int, event: bool = False, state: Any = None) -> None:
+        import numpy as np
+
+        sender = self.ends[room]
+        if event:
+            sender._early_send_wait_event = self.events[room] = Event()
+        sender.send(np.array(pages, np.int32), state, num_kv_tokens=tokens)
+
+    def happen(self, room: int) -> None:
+        """What the event of the room stands for is over."""
+        self.events[room].done.set()
+
+    def drained(self, room: int, seconds: float = 20.0) -> bool:
+        """Wait until every chunk so far has been taken by a worker and its transfer is over."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            if self.manager._staging_outstanding.get(room, -1) == 0:
+                return True
+            time.sleep(0.001)
+        return False
+
+    # -- decode --------------------------------------------------------------------------------------------------
+
+    def receive(self, room: int, pages: list[int], state: Any = None) -> None:
+        """A receiver that announces its pages."""
+        import numpy as np
+
+        end = time.monotonic() + 20
+        while not self.manager.try_ensure_parallel_info(self.address):
+            if time.monotonic() > end:
+                raise RuntimeError("the prefill side does not answer")
+            time.sleep(0.02)
+        receiver = self.ends[room] = self.conn.NixlKVReceiver(self.manager, self.address, room)
+        receiver.init(0)
+        receiver.send_metadata(np.array(pages, np.int32), 0, state, 0)
+
+    def released(self, room: int, seconds: float = 10.0) -> bool:
+        """Whether every prefill rank has acknowledged the abort within the time."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            if self.manager.is_abort_release_safe(room, 1):
+                return True
+            time.sleep(0.002)
+        return False
+
+
+def serve(link: Connection, role: str, options: dict[str, Any], environ: dict[str, str], log: str) -> None:
+    """The life of one endpoint; never returns."""
+    handle = os.open(log, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
+    os.dup2(handle, 1)
+    os.dup2(handle, 2)
+    os.environ.update(environ)
+    try:
+        endpoint = Endpoint(role, **options)
+        link.send(("ok", os.getpid()))
+        while True:
+            name, keywords = link.recv()
+            if name == "exit":
+                endpoint.end()
+                link.send(("ok", None))
+                break
+            try:
+                link.send(("ok", getattr(endpoint, name)(**keywords)))
+            except Exception:
+                link.send(("error", traceback.format_exc()))
+    except EOFError:
+        pass
+    except BaseException:
+        link.send(("error", traceback.format_exc()))
+    os._exit(0)  # the manager's threads are no daemons
+
+
+def main(address: str) -> None:
+    """Commands on the link: ("fork", role, options, environ, log, address of the endpoint's own link)."""
+    os.environ |= {"SGLANG_HOST_IP": "127.0.0.1", "UCX_NET_DEVICES": "lo", "NIXL_LOG_LEVEL": "ERROR"}
+    link = Client(address)
+    preload()
+    link.send(("ready", len(threading.enumerate())))
+    while True:
+        try:
+            _, role, options, environ, log, own = link.recv()
+        except EOFError:
+            return
+        child = os.fork()
+        if child == 0:
+            link.close()
+            serve(Client(own), role, options, environ, log)
+        threading.Thread(target=os.waitpid, args=(child, 0), daemon=True).start()
+        link.send(("forked", child))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
