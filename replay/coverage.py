@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from capture_hooks.options import TAPS
+from replay.trace.file import ProcessInfo
 from replay.trace.reader import Trace
 from replay.verdict import NotJudged
 
@@ -23,6 +25,9 @@ COVERS = {
     "copy": "copy",
     "metadata": "metadata",
 }
+
+#: The tap that each kind of look belongs to: who switched a tap off asked for no verdict on its rung.
+TAP_OF = {"store": "store", "read": "read"}
 
 #: What the hooks of each role must cover before everything is judged.
 NEEDED = {
@@ -42,11 +47,23 @@ class Coverage:
     not_judged: list[NotJudged]
 
 
+def taps(process: ProcessInfo) -> frozenset[str]:
+    """The taps that ran in a process; all of them where its options do not say."""
+    return frozenset(process.options.get("taps", TAPS))
+
+
+def needed(process: ProcessInfo) -> tuple[str, ...]:
+    """What the hooks of ``process`` must cover, given the taps that it was asked to run."""
+    ran = taps(process)
+    return tuple(what for what in NEEDED.get(process.role, ()) if TAP_OF.get(what, "") in ran | {""})
+
+
 def coverage(trace: Trace, apart: frozenset[int] = frozenset()) -> Coverage:
     """Read the hook and loss tables of a trace; ``apart`` are processes that were cut down without the others."""
     missing: list[NotJudged] = []
     lost = _losses(trace)
     served = bool((trace.table("request")["phase"] == "arrived").any())
+    served |= bool((trace.table("transfer_state")["state"] == "arrived").any())
     complete: dict[int, frozenset[str]] = {}
     shown: dict[str, Any] = {}
     for number, process in enumerate(trace.processes):
@@ -71,8 +88,7 @@ def coverage(trace: Trace, apart: frozenset[int] = frozenset()) -> Coverage:
             "hooks": len(hooks),
             "covered": sorted(complete[number]),
         }
-        needed = NEEDED.get(process.role, ())
-        absent = [what for what in needed if what not in complete[number]]
+        absent = [what for what in needed(process) if what not in complete[number]]
         if absent:
             why = "records of it were lost" if set(gone) - {"content"} else "no attached hook sees all of it"
             if number in apart:

@@ -18,10 +18,10 @@ import numpy as np
 from capture_hooks.layouts import OPAQUE
 from replay import classify
 from replay.bisect import Case, Ladder, climb
-from replay.classify import torn_block_table
+from replay.classify import list_too_short, torn_block_table
 from replay.classify.base import Evidence, Explanation
 from replay.classify.registry import NAMED
-from replay.coverage import coverage
+from replay.coverage import coverage, taps
 from replay.descriptors import DescriptorMap
 from replay.findings import PageEvidence, group, hazard, page_evidence
 from replay.judge_options import JudgeOptions
@@ -44,6 +44,8 @@ _LOOKS = {
     "SE": ("source", "descriptor", "wire", "completion"),
     "RC": ("descriptor", "wire", "completion", "destination"),
 }
+#: The tap that takes each look (``KV_REPLAY_TAPS``).
+TAP_OF_LOOK = {"ST": "store", "SE": "send", "RC": "receive"}
 
 
 def judge(trace: Trace, options: JudgeOptions | None = None, progress: Progress | None = None) -> Verdict:
@@ -68,7 +70,7 @@ def judge(trace: Trace, options: JudgeOptions | None = None, progress: Progress 
     limit = 1 << 30 if options.exhaustive else max(options.sample, 0)
     stores = replay_stores(timeline, evidence, limit, progress)
     reads = replay_reads(timeline, evidence, tables.changed, limit, progress)
-    pages += stores.pages + reads.pages
+    pages += stores.pages + reads.pages + list_too_short.unannounced(timeline, evidence)
     findings, beyond = scope.limit(_sorted(group(timeline, [_claim(page, timeline) for page in pages])))
     extra: dict[str, Any] = {}
     unclear: list[NotJudged] = []
@@ -254,11 +256,14 @@ def _sorted(findings: list[Finding]) -> list[Finding]:
 
 
 def _missing(ladder: Ladder, tables: TableRung, timeline: Timeline) -> list[NotJudged]:
+    # Looks of a tap that was off in every process are not missing: nobody asked for them, and the scope says so.
+    ran = frozenset[str]().union(*(taps(process) for process in timeline.trace.processes))
+    unasked = {stage for stage, tap in TAP_OF_LOOK.items() if tap not in ran}
     words = {"ST": "the store", "SE": "the source", "RC": "the destination at completion"}
     missing = [
         NotJudged(f"{words[stage]} of {int(mask.sum())} pages", f"no {stage} snapshot of them was recorded")
         for stage, mask in ladder.missing.items()
-        if mask.any() and timeline.scope.has_stage(*_LOOKS[stage])
+        if mask.any() and timeline.scope.has_stage(*_LOOKS[stage]) and stage not in unasked
     ]
     unknown = int((~ladder.cells.rows_known & ladder.cells.said).sum())
     if unknown:

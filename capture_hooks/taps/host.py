@@ -37,19 +37,20 @@ def snapshot(
     step: int = -1,
     rows: int = -1,
     mark: Mark | None = None,
+    tap: str = "",
 ) -> int:
     """Copy ``pages`` of a buffer and record them as they were at ``stage``; emits Snapshot records.
 
     The caller pays for the copy alone; digests are made from it on the writer's thread, and the bytes are kept as
     the mode says. The stamp's interval runs from ``mark`` (default: just before the copy) to just after it. Nothing is
-    done if the stage's tap is off or the buffer has no memory that the host can read.
+    done if the stage's tap (or ``tap``) is off or the buffer has no memory that the host can read.
 
     If the copy does not fit in the queue (a quarter of ``KV_REPLAY_HOST_LIMIT``) the snapshot is dropped and counted:
     the caller is never made to digest. Never raises; a wrong page id is counted as a failure of hook "host-tap".
 
     Returns the sequence number of the (first) record, -1 if there is none.
     """
-    if recorder.closed or not recorder.options.tap(TAP_OF_STAGE.get(stage, "read")):
+    if recorder.closed or not recorder.options.tap(tap or TAP_OF_STAGE.get(stage, "read")):
         return -1
     first_seq = -1
     with recorder.guard("host-tap"):

@@ -56,14 +56,15 @@ def look(
     rows: int = -1,
     mark: Mark | None = None,
     aside: bool = False,
+    tap: str = "",
 ) -> None:
     """Record ``pages`` of several buffers as they are at ``stage``: one Snapshot a buffer, as ``taps.host.snapshot``.
 
     On a device the copies are put on the current stream, so that they are ordered behind what the engine has put there,
-    or with ``aside`` on the tap's own stream, where they wait for nothing and see the memory as it is. Never
-    raises and never waits.
+    or with ``aside`` on the tap's own stream, where they wait for nothing and see the memory as it is. Nothing is done
+    if the stage's tap (or ``tap``) is off. Never raises and never waits.
     """
-    if recorder.closed or not recorder.options.tap(TAP_OF_STAGE.get(stage, "read")) or not len(pages):
+    if not len(pages) or recorder.closed or not recorder.options.tap(tap or TAP_OF_STAGE.get(stage, "read")):
         return
     mark = mark or recorder.mark()
     on_device: list[Held] = []
@@ -73,7 +74,7 @@ def look(
             if held.view is not None:
                 snapshot(
                     recorder, stage, moment, number, pages, logical, room=room, attempt=attempt,
-                    transfer=transfer, step=step, rows=rows, mark=mark,
+                    transfer=transfer, step=step, rows=rows, mark=mark, tap=tap,
                 )  # fmt: skip
             elif held.tensor is not None:
                 on_device.append(held)

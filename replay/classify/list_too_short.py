@@ -1,7 +1,8 @@
 """F02: a page list is too short: the last logical pages are not sent.
 
 Signature: in every layer the first pages are delivered and no descriptor touches the last ones, nor carries their
-source pages anywhere; they keep their old bytes.
+source pages anywhere; they keep their old bytes. Or: the sender named more pages of the request than its receiver
+announced, and the request was reported complete all the same; then no page of the receiver is known to look at.
 """
 
 from __future__ import annotations
@@ -12,13 +13,18 @@ import numpy.typing as npt
 from replay.bisect import Case
 from replay.classify.base import Evidence, Explanation, Kind, claims
 from replay.classify.undelivered import look, still_old
-from replay.verdict import Confidence, RunnerUp
+from replay.findings import PageEvidence, byte_ranges, kind_name
+from replay.timeline import Timeline
+from replay.verdict import Confidence, PageFinding, RunnerUp
 
 Bool = npt.NDArray[np.bool_]
 
 KIND = Kind(
     code="F02",
-    shows="the first pages are brought, none from some page on",
+    shows=(
+        "the first pages are brought, none from some page on; or the sender named pages that the "
+        "receiver never announced"
+    ),
     certain=(
         "the sender's descriptors are all recorded, the old bytes are still there, the allocation "
         "of every page is known"
@@ -60,3 +66,103 @@ def explain(case: Case, evidence: Evidence, bad: Bool, stage: str) -> Explanatio
         ),
         runner_up=RunnerUp("F01", "the first pages of the same buffer were sent"),
     )
+
+
+def unannounced(timeline: Timeline, evidence: Evidence) -> list[PageEvidence]:
+    """Pages with valid rows that a sender named, of requests that arrived without their receiver announcing them."""
+    found: list[PageEvidence] = []
+    for (process, request), announced in _announced(timeline).items():
+        rows = int(timeline.request_rows[request])
+        if rows < 0 or timeline.marked[request] or not evidence.covers(process, "receive"):
+            continue
+        if (process, request) in timeline.freed_seq and _unread(timeline, evidence, process, request):
+            continue
+        for sender, named in _named(timeline, evidence, process, request).items():
+            if not evidence.covers(sender, "send"):
+                continue
+            seen = _looked_at(timeline, process, request)
+            lost = sorted(page for page in named - announced - seen if page > max(announced, default=-1))
+            lines = (
+                f"the sender named {len(named)} pages of the request, its receiver announced {len(announced)}",
+                "the request was reported complete all the same",
+            )
+            found += _lost(timeline, process, request, lost, rows, lines)
+    return found
+
+
+def _announced(timeline: Timeline) -> dict[tuple[int, int], set[int]]:
+    """(process, request) that arrived -> logical pages that it announced."""
+    arrived = set(timeline.phases("arrived"))
+    states = timeline.trace.table("transfer_state")
+    numbers = timeline.request_column("transfer_state")
+    for row in np.flatnonzero(states["state"] == "arrived").tolist():
+        arrived.add((int(states["process"][row]), int(numbers[row])))
+    receive, request = timeline.trace.table("receive"), timeline.request_column("receive")
+    pages = receive.ragged("pages")
+    found: dict[tuple[int, int], set[int]] = {}
+    for row in range(len(receive)):
+        owner = int(receive["process"][row]), int(request[row])
+        if owner in arrived:
+            first = int(receive["logical"][row])
+            found.setdefault(owner, set()).update(range(first, first + len(pages[row])))
+    return found
+
+
+def _named(timeline: Timeline, evidence: Evidence, process: int, request: int) -> dict[int, set[int]]:
+    """Sending process -> logical pages that it named for the request in transfers to ``process``."""
+    sends, peers = evidence.descriptors.sends, evidence.descriptors.peers
+    pages = sends.ragged("pages")
+    found: dict[int, set[int]] = {}
+    for row in evidence.descriptors.sends_of(request).tolist():
+        first = int(sends["logical"][row])
+        if int(peers[row]) == process and first >= 0:
+            found.setdefault(int(sends["process"][row]), set()).update(range(first, first + len(pages[row])))
+    return found
+
+
+def _unread(timeline: Timeline, evidence: Evidence, process: int, request: int) -> bool:
+    return evidence.covers(process, "read", "alloc") and (process, request) not in timeline.readers
+
+
+def _looked_at(timeline: Timeline, process: int, request: int) -> set[int]:
+    """Logical pages of which the receiver has a look of its own: the ladder judges those."""
+    snaps = timeline.snapshots
+    mine = (snaps.process == process) & (snaps.request == request)
+    return set(snaps.logical[mine].tolist())
+
+
+def _lost(
+    timeline: Timeline, process: int, request: int, lost: list[int], rows: int, lines: tuple[str, ...]
+) -> list[PageEvidence]:
+    found = []
+    for buffer in timeline.buffers if lost else ():
+        if buffer.process != process:
+            continue
+        count = buffer.layout.rows
+        for logical in lost:
+            valid = min(count, rows - logical * count)
+            if valid <= 0:
+                continue
+            mask = np.arange(count) < valid
+            given = timeline.given_pages(np.array([process]), np.array([request]), np.array([logical]))
+            found.append(
+                PageEvidence(
+                    code="F02",
+                    kind=kind_name("F02"),
+                    stage="descriptor",
+                    confidence="certain",
+                    process=process,
+                    request=request,
+                    buffer=buffer.name,
+                    layer=buffer.layer,
+                    page=PageFinding(
+                        logical=logical,
+                        physical=int(given[0]),
+                        value_rows=((0, valid - 1),),
+                        scale_rows=((0, valid - 1),) if buffer.layout.scale_bytes else (),
+                        byte_ranges=byte_ranges(buffer.layout, mask, mask)[0],
+                    ),
+                    evidence=lines,
+                )
+            )
+    return found

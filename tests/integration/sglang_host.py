@@ -12,6 +12,7 @@ the loopback.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import importlib.machinery
 import os
 import socket
@@ -25,6 +26,23 @@ from typing import Any
 
 PAGE = 256
 RATIOS = [0, 0, 4, 128, 4, 128, 4]  # layers 2, 4 and 6 have an indexer
+
+#: What an endpoint imports, and what the plug-in hooks.
+MODULES = tuple(
+    f"sglang.srt.{name}"
+    for name in (
+        "disaggregation.decode",
+        "disaggregation.fake.conn",
+        "disaggregation.nixl.conn",
+        "disaggregation.prefill",
+        "disaggregation.utils",
+        "kv_canary.runner.violation_reporter",
+        "managers.scheduler",
+        "mem_cache.deepseek_v4_memory_pool",
+        "model_executor.model_runner",
+        "plugins",
+    )
+)
 
 
 def stub_torchvision() -> None:
@@ -64,14 +82,8 @@ def stub_torchvision() -> None:
 def preload() -> None:
     """Everything that an endpoint needs, imported before any fork: no context, socket or thread comes of it."""
     stub_torchvision()
-    import sglang.srt.disaggregation.decode
-    import sglang.srt.disaggregation.fake.conn
-    import sglang.srt.disaggregation.nixl.conn
-    import sglang.srt.disaggregation.prefill
-    import sglang.srt.disaggregation.utils
-    import sglang.srt.kv_canary.runner.violation_reporter
-    import sglang.srt.mem_cache.deepseek_v4_memory_pool
-    import sglang.srt.plugins  # noqa: F401
+    for name in MODULES:
+        importlib.import_module(name)
 
 
 def relabel_vram() -> None:
@@ -244,8 +256,27 @@ class Endpoint:
     def clear(self, room: int) -> None:
         self.ends.pop(room).clear()
 
+    def failed(self, room: int) -> str:
+        """As the scheduler ends a request that failed; returns the reason."""
+        try:
+            self.ends.pop(room).failure_exception()
+        except Exception as error:
+            return str(error)
+        return ""
+
     def abort(self, room: int) -> None:
         self.ends[room].abort()
+
+    def buffers(self) -> dict[str, list[tuple[int, int]]]:
+        """(address, item length) of everything that the pool tells a transfer, and (address, length) registered."""
+        pointers, _, items = self.pool.get_contiguous_buf_infos()
+        state, _, state_items = self.pool.get_state_buf_infos()
+        request, _, request_items = self.pool.get_request_state_buf_infos()
+        return {
+            "kv": list(zip(pointers, items, strict=True)),
+            "state": [*zip(state, state_items, strict=True), *zip(request, request_items, strict=True)],
+            "registered": list(zip(self.args.kv_data_ptrs, self.args.kv_data_lens, strict=True)),
+        }
 
     def hooks(self) -> dict[str, Any]:
         """What the plug-in says of itself."""
@@ -274,17 +305,25 @@ class Endpoint:
         sender.init(pages, 0)
         return int(sender.poll())
 
-    def send(self, room: int, pages: list[int], tokens: int, event: bool = False, state: Any = None) -> None:
+    def send(
+        self, room: int, pages: list[int], tokens: int, event: bool = False, happened: bool = False
+    ) -> None:
         import numpy as np
 
         sender = self.ends[room]
         if event:
             sender._early_send_wait_event = self.events[room] = Event()
-        sender.send(np.array(pages, np.int32), state, num_kv_tokens=tokens)
+            if happened:
+                self.happen(room)
+        sender.send(np.array(pages, np.int32), None, num_kv_tokens=tokens)
 
     def happen(self, room: int) -> None:
         """What the event of the room stands for is over."""
         self.events[room].done.set()
+
+    def own_methods(self, room: int) -> bool:
+        """Whether nothing of the room's event is replaced."""
+        return set(vars(self.events[room])) == {"done"}
 
     def drained(self, room: int, seconds: float = 20.0) -> bool:
         """Wait until every chunk so far has been taken by a worker and its transfer is over."""
@@ -297,7 +336,7 @@ class Endpoint:
 
     # -- decode --------------------------------------------------------------------------------------------------
 
-    def receive(self, room: int, pages: list[int], state: Any = None) -> None:
+    def receive(self, room: int, pages: list[int]) -> None:
         """A receiver that announces its pages."""
         import numpy as np
 
@@ -308,7 +347,7 @@ class Endpoint:
             time.sleep(0.02)
         receiver = self.ends[room] = self.conn.NixlKVReceiver(self.manager, self.address, room)
         receiver.init(0)
-        receiver.send_metadata(np.array(pages, np.int32), 0, state, 0)
+        receiver.send_metadata(np.array(pages, np.int32), 0, None, 0)
 
     def released(self, room: int, seconds: float = 10.0) -> bool:
         """Whether every prefill rank has acknowledged the abort within the time."""

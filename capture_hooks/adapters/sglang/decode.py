@@ -174,8 +174,14 @@ class DecodeHooks:
         for rank in self._ranks.pop(held.key, ()):
             self._session.head("queue", keys.told(held, rank))
         self._recorder.emit(TransferState("arrived", room=held.room, attempt=held.attempt))
+        self._arrived_request(held)
         self._look(held, "RC")
         self._later(held)
+
+    def _arrived_request(self, held: Held) -> None:
+        self._recorder.emit(
+            Request(held.room, held.attempt, "arrived", held.rid, held.tokens, held.rows, held.mark)
+        )
 
     def _look(self, held: Held, stage: str, moment: str = "") -> None:
         places = sorted(held.received)
@@ -211,10 +217,9 @@ class DecodeHooks:
         held = self._held(getattr(req, "bootstrap_room", None))
         if held is None or type(getattr(req, "finished_reason", None)).__name__ == "FINISH_ABORT":
             return
-        self._session.owners.told(held, len(req.origin_input_ids))
-        self._recorder.emit(
-            Request(held.room, held.attempt, "arrived", held.rid, held.tokens, held.rows, held.mark)
-        )
+        if held.tokens != len(req.origin_input_ids):
+            self._session.owners.told(held, len(req.origin_input_ids))
+            self._arrived_request(held)
 
     def _admitted(self, _: Any, batch: Any, *__: Any, **___: Any) -> None:
         """Just before the first step of decode. A retracted request comes here again; its pages were read by then."""

@@ -46,6 +46,7 @@ class Looks:
         step: int = -1,
         mark: Mark | None = None,
         layers: Sequence[int] | None = None,
+        tap: str = "",
     ) -> None:
         """Snapshot ``pages`` (logical pages ``logical``, or from ``logical`` on) of every judged
         buffer, or of ``layers`` only.
@@ -60,6 +61,7 @@ class Looks:
         look(
             self._recorder, stage, moment, numbers, pages, places, room=held.room, attempt=held.attempt,
             transfer=transfer, step=step, rows=rows, mark=mark, aside=(stage, moment) != ("RC", ""),
+            tap=tap,
         )  # fmt: skip
 
     def later(self, seconds: float, body: Callable[[], bool]) -> None:

@@ -29,21 +29,14 @@ class Owners:
         held.tokens = tokens
         held.rows = tokens // judged[0].tokens_per_row if judged else -1
 
-    def give(self, held: Held, logical: int, pages: Sequence[int] | I64) -> None:
+    def give(self, held: Held, logical: int, pages: Sequence[int] | I64, *, shared: bool = False) -> None:
         """``pages[i]`` is logical page ``logical + i`` of ``held`` from now on; told where that is news.
 
-        Pages of its shared prefix are told as shared.
+        ``shared``: they are pages of a prefix that others use as well.
         """
-        if not len(pages) or not self._requests.give(held, logical, [int(page) for page in pages]):
-            return
-        self._fired()
-        page_tokens = self._buffers.page_tokens
-        shared = max(0, held.prefix // page_tokens - logical) if page_tokens else 0
-        given = np.asarray(pages, np.int64)
-        if shared:
-            self._recorder.emit(Alloc(held.room, held.attempt, logical, given[:shared], True))
-        if shared < len(given):
-            self._recorder.emit(Alloc(held.room, held.attempt, logical + shared, given[shared:]))
+        if len(pages) and self._requests.give(held, logical, [int(page) for page in pages]):
+            self._fired()
+            self._recorder.emit(Alloc(held.room, held.attempt, logical, np.asarray(pages, np.int64), shared))
 
     def free(self, held: Held, reason: str) -> None:
         """The pages of ``held`` are given back. Nobody looks at them from now on."""

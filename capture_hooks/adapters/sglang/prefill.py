@@ -190,7 +190,9 @@ class PrefillHooks:
         for agent in infos:
             self._session.head("announce", keys.announce(held, agent))
         held.over = False  # a request that was put back into the queue comes again in the same room
-        self._session.owners.give(held, chunk.logical, pages)
+        # What a scheduler sends before any pass of the request is a prefix that others stored.
+        shared = self._session.runner is not None
+        self._session.owners.give(held, chunk.logical, pages, shared=shared)
         self._chunks[id(kv_indices)] = chunk
         self._session.tail("queue", keys.queued(held, number))
 
@@ -295,7 +297,7 @@ class PrefillHooks:
                 if not held.over:
                     self._session.head("queue", keys.later(held, f"written.{chunk.number}"))
                     self._session.looks.look(
-                        "ST", "", held, chunk.pages, chunk.logical, rows=self._rows(chunk)
+                        "ST", "", held, chunk.pages, chunk.logical, rows=self._rows(chunk), tap="send"
                     )
             return False
 

@@ -34,7 +34,6 @@ class Held:
     rows: int = -1
     mark: str = ""
     over: bool = False  #: its pages are (being) given back: nobody looks at them any more
-    prefix: int = 0  #: tokens of a shared prefix: their pages belong to others as well
     pages: dict[int, int] = field(default_factory=dict)
     received: set[int] = field(default_factory=set)  #: logical pages that were announced to prefill
     admitted: bool = False

@@ -4,11 +4,7 @@ and given back.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
-import numpy.typing as npt
 
 from capture_hooks.adapters.sglang.requests import Held, room_of, row_of
 from capture_hooks.adapters.sglang.versions import Target, at
@@ -17,8 +13,6 @@ from capture_hooks.rid import rid_hash
 
 if TYPE_CHECKING:
     from capture_hooks.adapters.sglang.session import Session
-
-I64 = npt.NDArray[np.int64]
 
 HOOKS: tuple[Target, ...] = (
     Target(
@@ -47,8 +41,6 @@ HOOKS: tuple[Target, ...] = (
         at("disaggregation.fake.conn", "FakeKVReceiver.__init__"),
         ("decode",),
     ),
-    Target("alloc_for_extend", "alloc", at("mem_cache.allocation", "alloc_for_extend"), takes=("batch",)),
-    Target("alloc_for_decode", "alloc", at("mem_cache.allocation", "alloc_for_decode"), takes=("batch",)),
     Target("release_kv_cache", "alloc", at("mem_cache.common", "release_kv_cache"), takes=("req",)),
 )
 
@@ -66,8 +58,6 @@ class SchedulerHooks:
         wrap("DecodePreallocQueue._pre_alloc", after=self._pre_allocated)
         wrap("FakeKVSender.__init__", after=self._fake)
         wrap("FakeKVReceiver.__init__", after=self._fake)
-        wrap("alloc_for_extend", after=self._extended)
-        wrap("alloc_for_decode", after=self._decoded)
         wrap("release_kv_cache", before=self._released)
 
     def of(self, req: Any) -> Held | None:
@@ -115,51 +105,7 @@ class SchedulerHooks:
             held.mark = "fake"
             self._recorder.emit(Request(held.room, held.attempt, "start", mark="fake"))
 
-    # -- pages ---------------------------------------------------------------------------------------------------
-
-    def _extended(self, found: Any, /, batch: Any, *_: Any, **__: Any) -> None:
-        """Rows ``prefix .. length`` of each request got slots, in the order of the batch."""
-        parts: list[tuple[Held, int, int]] = []
-        for req, prefix, count in zip(batch.reqs, batch.prefix_lens, batch.extend_lens, strict=False):
-            held = self.of(req)
-            if held is not None:
-                if not held.pages and held.prefix == 0:
-                    held.prefix = int(prefix)
-                self._bind(held, req, getattr(batch, "req_to_token_pool", None))
-            parts.append((held, int(prefix), int(count)))  # type: ignore[arg-type]
-        self._give_later(found[0], parts)
-
-    def _decoded(self, found: Any, /, batch: Any, *_: Any, **__: Any) -> None:
-        """One slot more for each request; a page more for those whose last one was full."""
-        size = self._session.buffers.page_tokens
-        parts: list[tuple[Held, int, int]] = []
-        fresh = False
-        for req in batch.reqs:
-            held = self._session.requests.of_room(room_of(req))
-            length = int(getattr(getattr(req, "kv", None), "kv_allocated_len", 0) or 0)
-            fresh = fresh or (held is not None and size > 0 and length > 0 and (length - 1) % size == 0)
-            parts.append((held, length - 1, 1))  # type: ignore[arg-type]
-        if fresh and len(parts) == int(found.shape[0]):
-            self._give_later(found, parts)
-
-    def _give_later(self, slots: Any, parts: list[tuple[Held, int, int]]) -> None:
-        """Tell the pages of ``slots`` (a tensor, perhaps on a device) once the host has them."""
-        size = self._session.buffers.page_tokens
-        if size <= 0:
-            return
-
-        def give(host: I64) -> None:
-            offset = 0
-            for held, first, count in parts:
-                mine = host[offset : offset + count]
-                offset += count
-                if held is None or not count:
-                    continue
-                places = np.arange(first, first + len(mine)) // size
-                logical, index = np.unique(places, return_index=True)
-                self._session.owners.give(held, int(logical[0]), mine[index] // size)
-
-        self._session.fetch(slots, give)
+    # -- pages (those of a pass are told by ``steps``) -----------------------------------------------------------
 
     def _released(self, req: Any, *_: Any, **__: Any) -> None:
         held = self._session.requests.of_room(room_of(req))
@@ -183,9 +129,6 @@ class SchedulerHooks:
 def _reason(req: Any) -> str:
     ended = type(getattr(req, "finished_reason", None)).__name__
     return "abort" if ended == "FINISH_ABORT" else "finish" if ended != "NoneType" else "evict"
-
-
-Give = Callable[[I64], None]
 
 
 def install(session: Session) -> None:

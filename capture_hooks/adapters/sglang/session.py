@@ -6,11 +6,8 @@ import atexit
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
-
-import numpy as np
-import numpy.typing as npt
 
 import capture_hooks
 from capture_hooks.adapters.sglang.looks import Looks
@@ -23,8 +20,6 @@ from capture_hooks.adapters.sglang.versions import Layout, Target
 from capture_hooks.events import Order, Process
 from capture_hooks.recorder import Recorder
 from capture_hooks.taps.pages import device_tap
-
-I64 = npt.NDArray[np.int64]
 
 #: Names of transports in traces.
 _TRANSPORTS = {"nixl": "nixl/UCX"}
@@ -107,30 +102,6 @@ class Session:
     def head(self, what: str, key: str) -> None:
         """The head of an order edge."""
         self.recorder.emit(Order(what, key, "head"))
-
-    def fetch(self, tensor: Any, give: Callable[[I64], None]) -> None:
-        """Call ``give`` with the integers of ``tensor`` (``int64[n]``) once the host has them.
-
-        Never waits for a device.
-        """
-        if tensor.device.type == "cpu":
-            give(tensor.detach().reshape(-1).numpy().astype(np.int64))
-            return
-        import torch
-
-        with torch.cuda.device(tensor.device):
-            host = torch.empty(tensor.numel(), dtype=tensor.dtype, pin_memory=True)
-            host.copy_(tensor.detach().reshape(-1), non_blocking=True)
-            event: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            event.record()
-
-        def arrived() -> bool:
-            if not event.query():
-                return True
-            give(host.numpy().astype(np.int64))
-            return False
-
-        self.looks.later(0.0, arrived)
 
     def tell(self) -> None:
         """One line about the hooks on standard error: when the first request is over, and at the end."""
