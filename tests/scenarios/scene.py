@@ -10,10 +10,12 @@ builder's methods, and for snapshots their stage and moment ("SE.after", "RC"). 
 declared missing, since otherwise their silence would be false evidence. ``slab`` is decode's stride from page to page
 where it is larger than a page. ``skew_ns`` puts decode on another host whose clock differs by that much. A scene
 ``beside`` another one is the next rank's pair in the same trace.
+``taps`` are the taps that the processes were asked to run.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -49,6 +51,7 @@ class Scene:
         grouped: bool = False,
         skew_ns: int = 0,
         beside: Scene | None = None,
+        taps: Sequence[str] | None = None,
     ) -> None:
         self.rank = beside.rank + 1 if beside else 0
         self.scales = scales
@@ -68,6 +71,7 @@ class Scene:
             "mode": "pages" if keep == "bytes" else "digest",
             "transport": "hand",
             "rank": self.rank,
+            "options": "" if taps is None else json.dumps({"taps": list(taps)}),
         }
         away = self.rank << 40
         self.prefill = Side(
@@ -246,6 +250,7 @@ class Scene:
         rows: int | None = None,
         pairs: Sequence[tuple[int, int]] | None = None,
         parts: Sequence[tuple[int, int, int]] = (),
+        named: Sequence[int] | None = None,
     ) -> Transfer:
         """Prefill posts a transfer of the logical pages. Nothing has landed yet.
 
@@ -253,6 +258,7 @@ class Scene:
         to page with which their addresses are computed; an honest sender uses the two page sizes. ``pairs`` are the
         source and destination layers; an honest sender pairs those that both sides have. ``parts`` are (start, stop,
         start in the source page) of the pieces in which every page is sent, where it is not sent whole.
+        ``named`` are the source pages that the sender had for it, those that are carried where left out.
         """
         p, d = self.prefill, self.decode
         wire = 1 if self.threads else 0
@@ -288,7 +294,7 @@ class Scene:
             written=written,
             awaited=awaited,
             logical=logical[0],
-            pages=source_pages,
+            pages=source_pages if named is None else list(named),
             destination_pages=target_pages,
             item_lengths=[length[0]] * len(pairs or p.layers),
             source=np.array(source, np.uint64).reshape(-1, 2),
