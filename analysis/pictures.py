@@ -65,6 +65,10 @@ def room_text(request: Lane) -> str:
     return f"room {request[0]}" + (f" attempt {request[1]}" if request[1] else "")
 
 
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def _request(trace: Trace, verdict: Verdict, wanted: Wanted) -> Lane:
     chosen = wanted.request or diff.busiest_request(trace, verdict)
     if chosen is None:
@@ -77,7 +81,7 @@ def _grid(trace: Trace, verdict: Verdict, wanted: Wanted) -> Picture:
     grid = diff.stage_grid(trace, verdict, *request)
     if grid is None:
         raise NothingToDrawError(f"this trace has no page of {room_text(request)}.")
-    said = f"{room_text(request)}: {len(grid.logical)} pages in {len(grid.layers)} layers"
+    said = f"{room_text(request)}: {_count(len(grid.logical), 'page')} in {_count(len(grid.layers), 'layer')}"
     return Picture(
         "grid",
         plots.stage_grid(grid, f"{headline(verdict)}\n{said}"),
@@ -133,7 +137,9 @@ def _rows(trace: Trace, verdict: Verdict, wanted: Wanted) -> Picture:
     grid = diff.row_grid(trace, *request)
     if grid is None:
         raise NothingToDrawError(f"this trace has no row digests of {room_text(request)}.")
-    said = f"{room_text(request)}: {grid.states.shape[2]:,} rows in {len(grid.layers)} layers"
+    said = (
+        f"{room_text(request)}: {_count(grid.states.shape[2], 'row')} in {_count(len(grid.layers), 'layer')}"
+    )
     return Picture(
         "rows",
         plots.row_grid(grid, f"{headline(verdict)}\n{said}"),
@@ -152,7 +158,7 @@ def _ownership(trace: Trace, verdict: Verdict, wanted: Wanted) -> Picture:
     name = f"page {place.page} of {place.name} layer {place.layer}"
     if page is None:
         raise NothingToDrawError(f"nothing in this trace touched {name}.")
-    said = f"{name}, {page.owner}: {len(page.lanes)} requests"
+    said = f"{name}, {page.owner}: {_count(len(page.lanes), 'request')}"
     return Picture(
         "ownership",
         plots.ownership(page, f"{name}, {page.owner}\nwho owned it, and whose writes were in flight"),
@@ -174,7 +180,8 @@ def _logits(trace: Trace, verdict: Verdict, wanted: Wanted) -> Picture:
         raise NothingToDrawError(
             f"no read of {room_text(request)} was recorded with its logits and page bytes (KV_REPLAY_READ_EVERY)."
         )
-    said = f"{room_text(request)}: {grid.error.shape[1]} recorded steps in {grid.error.shape[0]} layers"
+    layers, steps = grid.error.shape
+    said = f"{room_text(request)}: {_count(steps, 'recorded step')} in {_count(layers, 'layer')}"
     return Picture(
         "logits",
         plots.read_grid(grid, f"{headline(verdict)}\n{said}"),

@@ -98,6 +98,34 @@ def headline(verdict: Verdict) -> str:
     return f"{section.label}  {' '.join(section.lines)}"
 
 
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What is said of one request with one kind of finding, in one cache: whole texts, not wrapped."""
+
+    title: str
+    request: str
+    where: str
+    reasons: tuple[str, ...]
+    findings: tuple[Finding, ...]
+
+
+def told(verdict: Verdict) -> list[list[Told]]:
+    """Everything that a verdict found: the kinds in their order, and the requests of each."""
+    return [
+        [
+            Told(
+                _title(shown),
+                _clean(_request_text(shown, [])),
+                _clean(_where_text(shown, True)),
+                tuple(_clean(reason) for reason in _reasons(shown, verbose=True)),
+                tuple(shown),
+            )
+            for shown in _by_request(group)
+        ]
+        for group in _grouped(verdict.findings)
+    ]
+
+
 def _headline(verdict: Verdict, groups: Sequence[Sequence[Finding]]) -> _Section:
     word = verdict.verdict.upper()
     said = {

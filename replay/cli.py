@@ -45,7 +45,10 @@ COMMANDS: dict[str, Entry] = {
     "trim": Entry("replay.commands.trim", "Cut a trace down to a part and the evidence for it."),
     "diff": Entry("replay.commands.diff", "Show where a good run and a bad one part."),
     "timeline": Entry("replay.commands.timeline", "List what happened to a request or a page, in order."),
-    "plot": Entry("replay.commands.plot", "Draw the stage x page grid of a request."),
+    "plot": Entry("replay.commands.plot", "Draw what a verdict names: stages, bytes, rows, owners, rates."),
+    "report": Entry(
+        "replay.commands.report", "Tell a verdict in one HTML file, or in Markdown for an issue."
+    ),
     "kernels": Entry("replay.commands.kernels", "Check the store and read kernels against the reference."),
     "explain": Entry("replay.commands.explain", "Explain a kind of fault, such as F09."),
     "env": Entry("replay.commands.env", "List the KV_REPLAY_* options and their values."),

@@ -26,6 +26,15 @@ settings.register_profile(
 settings.load_profile("suite")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--renew-golden", action="store_true", help="write tests/golden/ anew; read the diff")
+
+
+@pytest.fixture
+def renew_golden(request: pytest.FixtureRequest) -> bool:
+    return bool(request.config.getoption("--renew-golden"))
+
+
 def _folder(item: pytest.Item) -> str:
     parts = item.path.relative_to(TESTS).parts if item.path.is_relative_to(TESTS) else ("",)
     return parts[0]

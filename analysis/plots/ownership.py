@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 #: Colour, how far above or below the line's middle, thickness and meaning of what lasts.
 _SPANS = {
     "owned": (style.GOOD, 0.0, 0.62, "owns the page"),
-    "write": (style.DARK, 0.0, 0.2, "its write into the page is in flight"),
+    "write": (style.PURPLE, 0.0, 0.2, "its write into the page is in flight"),
     "send": (style.BLUE, 0.0, 0.2, "the page is being sent"),
 }
 #: Marker, colour, offset from the line's middle, and meaning of what happens at one position.

@@ -19,7 +19,7 @@ COLORS = {
     ByteState.EQUAL: (style.GOOD, "equal"),
     ByteState.FEW_BITS: (style.MILD, "1 or 2 bits differ"),
     ByteState.MANY_BITS: (style.BAD, "more bits differ"),
-    ByteState.ZEROED: (style.DARK, "is zero and was not"),
+    ByteState.ZEROED: (style.PURPLE, "is zero and was not"),
     ByteState.ROW_DIFFERS: (style.BAD, "in a row that differs (bytes not kept)"),
     ByteState.OUTSIDE: (style.UNKNOWN, "behind the prompt"),
 }

@@ -85,4 +85,12 @@ def _numbers(ax: Axes, values: Any, drawn: Any, *, error: bool) -> None:
         red, green, blue, _ = drawn.cmap(drawn.norm(max(value, 1e-4) if error else value))
         light = 0.299 * red + 0.587 * green + 0.114 * blue > 0.5
         text = (f"{value:.2g}" if value < 1000 else f"{value:.0e}") if error else f"{100 * value:.0f} %"
-        ax.text(step, layer, text, ha="center", va="center", fontsize=7, color="black" if light else "white")
+        ax.text(
+            step,
+            layer,
+            text,
+            ha="center",
+            va="center",
+            fontsize=7,
+            color=style.ON_LIGHT if light else style.ON_DARK,
+        )

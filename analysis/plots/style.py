@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 #: Colours that stay apart for colour-blind eyes and on grey paper (after Okabe and Ito).
 INK, MUTED, LINE, PAPER = "#1F2937", "#6B7280", "#9CA3AF", "#FFFFFF"
 GOOD, BAD, MILD, UNKNOWN = "#8CC9EE", "#C2410C", "#F2A65A", "#D4D4D4"
-DARK, BLUE, GREEN = "#3B1F5B", "#0072B2", "#009E73"
+PURPLE, BLUE, GREEN = "#8347A8", "#0072B2", "#009E73"
+#: For what lies on a coloured box, on light and on dark pages alike.
+ON_LIGHT, ON_DARK = "#000000", "#FEFEFE"
 #: Cells above this number are drawn as one picture in an SVG, not one shape each.
 RASTER_FROM = 3000
 
@@ -135,9 +137,13 @@ def inline_svg(figure: Figure, name: str) -> str:
     text = rendered(figure, "svg", salt=name).decode("utf-8")
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>\s*", "", text, count=1, flags=re.DOTALL)
+    # Nothing refers to pictures inside it, and equal ones would share an id.
+    text = re.sub(r'(<image\b[^>]*?) id="[^"]*"', r"\1", text)
     text = re.sub(r'\bid="', f'id="{name}-', text)
     text = re.sub(r'(href="|url\()#', rf"\g<1>#{name}-", text)
     text = re.sub(r' width="[0-9.]+pt"| height="[0-9.]+pt"', "", text, count=2)
+    # As wide as it was drawn, or as the page where that is narrower.
+    text = text.replace("<svg", f'<svg style="width: 100%; max-width: {figure.get_figwidth():.2f}in"', 1)
     for color, variable in _THEMED.items():
         text = re.sub(rf"{color}\b", f"var(--{variable}, {color.lower()})", text, flags=re.IGNORECASE)
     return text

@@ -245,7 +245,7 @@ def test_the_command_draws_and_never_writes_over_a_file(
     trace, out = write(tmp_path / "t.h5", {"ST": pages(), "RD": pages(request=1)}), tmp_path / "stages.png"
 
     assert cli.run(["plot", str(trace), "-o", str(out)]) == 0
-    assert "room 7: 2 pages in 1 layers" in capsys.readouterr().out
+    assert "room 7: 2 pages in 1 layer\n" in capsys.readouterr().out
     assert png_size(out)[0] > 500
     assert cli.run(["plot", str(trace), "-o", str(out)]) == 2
     assert cli.run(["plot", str(trace), "-o", str(out), "--force", "--request", "7.0"]) == 0
