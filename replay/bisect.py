@@ -16,8 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from capture_hooks.layouts import Layout
-from replay.appended import own_units
+from replay.appended import own_units, rewritten_units
 from replay.cells import Cells, build_cells
+from replay.local_writes import LocalWrites
 from replay.order import Moment
 from replay.page_columns import BufferInfo, column_at
 from replay.timeline import Timeline
@@ -112,8 +113,9 @@ class Ladder:
     requests: I64  #: numbers of the requests that have cells
 
 
-def climb(timeline: Timeline, progress: Progress | None = None) -> Ladder:
+def climb(timeline: Timeline, progress: Progress | None = None, local: LocalWrites | None = None) -> Ladder:
     """Compare ST = SE = RC = LT = RD for every cell of the trace."""
+    local = local or LocalWrites(timeline)
     cells = build_cells(timeline)
     snaps = timeline.snapshots
     content = {name: column_at(snaps.content, rows) for name, rows in cells.stage.items()}
@@ -129,14 +131,14 @@ def climb(timeline: Timeline, progress: Progress | None = None) -> Ladder:
     ):
         both = (content[first] >= 0) & (content[second] >= 0)
         suspect |= both & (content[first] != content[second]) & matters
-    bad_reads, checked, unjudged = _bad_reads(timeline, cells, content, progress)
+    bad_reads, checked, unjudged = _bad_reads(timeline, cells, local, content, progress)
     reads_of: dict[int, tuple[int, Bool, Bool]] = {}
     for row, number, differs, appended in bad_reads:
         if number in reads_of:
             continue
         reads_of[number] = (row, differs, appended)
         suspect[number] = True
-    cases = list(_cases(timeline, cells, content, np.flatnonzero(suspect), reads_of, progress))
+    cases = list(_cases(timeline, cells, local, content, np.flatnonzero(suspect), reads_of, progress))
     matters &= cells.said
     expected = cells.expected & matters
     return Ladder(
@@ -160,7 +162,7 @@ def _groups(timeline: Timeline, slots: I64) -> Iterator[Bool]:
 
 
 def _bad_reads(
-    timeline: Timeline, cells: Cells, content: dict[str, I64], progress: Progress | None
+    timeline: Timeline, cells: Cells, local: LocalWrites, content: dict[str, I64], progress: Progress | None
 ) -> tuple[list[tuple[int, int, Bool, Bool]], int, int]:
     """Read snapshots that differ from what the page should hold: (row, cell, prompt units, appended units)."""
     snaps = timeline.snapshots
@@ -182,14 +184,14 @@ def _bad_reads(
             part = chosen[start : start + CHUNK]
             if progress is not None:
                 progress("reads", start, len(chosen))
-            found += _compare_reads(timeline, cells, part, base, source)
+            found += _compare_reads(timeline, cells, local, part, base, source)
     found.sort(key=lambda item: (int(snaps.process[item[0]]), int(snaps.seq[item[0]])))
     said = cells.said[number]
     return found, int((judged & said).sum()), int((~judged & said).sum())
 
 
 def _compare_reads(
-    timeline: Timeline, cells: Cells, part: I64, base: I64, source: I64
+    timeline: Timeline, cells: Cells, local: LocalWrites, part: I64, base: I64, source: I64
 ) -> Iterator[tuple[int, int, Bool, Bool]]:
     snaps = timeline.snapshots
     rows, number = cells.reads[part], cells.read_cell[part]
@@ -208,7 +210,11 @@ def _compare_reads(
         differs[present] |= (now[present] != units_of(timeline, base[number][present])) & in_prompt[present]
     if appended.any():
         should, known = own_units(timeline, cells, number)
-        differs |= (now != should) & appended & np.tile(known >= 0, 2)
+        wrong = (now != should) & appended & np.tile(known >= 0, 2)
+        for at in np.flatnonzero(wrong.any(axis=1)).tolist():
+            again, seen = rewritten_units(timeline, cells, local, int(number[at]), int(rows[at]))
+            wrong[at] = (now[at] != again) & appended[at] & np.tile(seen >= 0, 2)
+        differs |= wrong
     # Bytes that arrived after the completion was told are right by now: the wire rung has them already.
     healed = source[number] >= 0
     if healed.any():
@@ -221,6 +227,7 @@ def _compare_reads(
 def _cases(
     timeline: Timeline,
     cells: Cells,
+    local: LocalWrites,
     content: dict[str, I64],
     suspects: I64,
     reads_of: dict[int, tuple[int, Bool, Bool]],
@@ -241,12 +248,13 @@ def _cases(
                     full = np.zeros((len(part), read.shape[1]), np.uint64)
                     full[present] = read
                     units[name] = (present, full)
-            yield from _chunk_cases(timeline, cells, part, units, reads_of, snaps.page)
+            yield from _chunk_cases(timeline, cells, local, part, units, reads_of, snaps.page)
 
 
 def _chunk_cases(
     timeline: Timeline,
     cells: Cells,
+    local: LocalWrites,
     part: I64,
     units: dict[str, tuple[Bool, U64]],
     reads_of: dict[int, tuple[int, Bool, Bool]],
@@ -299,9 +307,9 @@ def _chunk_cases(
             rows["RD"] = read_row
             have["RD"] = units_of(timeline, timeline.snapshots.content[[read_row]])[0]
         if appended_bad is not None and appended_bad.any():
-            should, known = own_units(timeline, cells, np.array([number]))
-            rows["OWN"] = int(known[0, int(np.flatnonzero(appended_bad)[0]) % (width // 2)])
-            have["OWN"] = should[0]
+            should, known = rewritten_units(timeline, cells, local, number, read_row)
+            rows["OWN"] = int(known[int(np.flatnonzero(appended_bad)[0]) % (width // 2)])
+            have["OWN"] = should
         buffer = _destination(timeline, cells, number, rows)
         if buffer is None:
             continue

@@ -142,7 +142,22 @@ def _adopt_shared(timeline: Timeline, stage: dict[str, I64], reads: I64, read_ce
     for number in np.flatnonzero((stage["RC"] < 0) & (first >= 0)).tolist():
         row = int(first[number])
         if (int(snaps.process[row]), int(snaps.request[row]), int(snaps.page[row])) in shared:
-            stage["RC"][number] = _before(timeline, "RC", row)
+            stage["RC"][number] = _arrived_for_owner(timeline, row)
+
+
+def _arrived_for_owner(timeline: Timeline, row: int) -> int:
+    """The RC before a read that shows what the page's owner, when the reader was given a share of it, received."""
+    snaps = timeline.snapshots
+    last = _before(timeline, "RC", row)
+    process, page = int(snaps.process[row]), int(snaps.page[row])
+    mine = timeline.alloc_row(process, int(snaps.request[row]), page)
+    if mine is None or last < 0:
+        return last
+    owner = timeline.owner_before(process, page, int(timeline.allocs.seq[mine]))
+    rows = snaps.at_place("RC", int(snaps.buffer[row]), page)
+    rows = rows[(snaps.seq[rows] < snaps.seq[row]) & (snaps.moment[snaps.event[rows]] != "before")]
+    rows = rows[snaps.request[rows] == owner]
+    return int(rows[-1]) if len(rows) else last
 
 
 def _rows_per_page(timeline: Timeline, slot: int) -> int:

@@ -171,8 +171,7 @@ class Timeline:
     @cached_property
     def shared_pages(self) -> frozenset[tuple[int, int, int]]:
         """(process, request, page) of pages that a request shares with their first owner (prefix reuse)."""
-        shared = self.trace.table("alloc")["shared"].astype(bool)
-        rows = np.flatnonzero(shared[self.allocs.event])
+        rows = np.flatnonzero(self.shared_alloc)
         columns = (self.allocs.process, self.allocs.request, self.allocs.page)
         return frozenset(zip(*(c[rows].tolist() for c in columns), strict=True))
 
@@ -200,8 +199,7 @@ class Timeline:
     def _handed_on(self) -> tuple[I64, I64]:
         """Sorted owner keys (process, request, page) and the sequence number at which another request got the page."""
         allocs = self.allocs
-        shared = self.trace.table("alloc")["shared"].astype(bool)[allocs.event]
-        rows = np.flatnonzero((allocs.request >= 0) & (allocs.page >= 0) & ~shared)
+        rows = np.flatnonzero((allocs.request >= 0) & (allocs.page >= 0) & ~self.shared_alloc)
         rows = rows[np.lexsort((allocs.seq[rows], allocs.page[rows], allocs.process[rows]))]
         here, after = rows[:-1], rows[1:]
         same = (allocs.process[here] == allocs.process[after]) & (allocs.page[here] == allocs.page[after])
@@ -247,6 +245,19 @@ class Timeline:
     def allocs_of_page(self, process: int, page: int) -> list[int]:
         """Rows of :attr:`allocs` that gave out ``page``, in that process's sequence."""
         return self._allocs_of_page.get((process, page), [])
+
+    def owner_before(self, process: int, page: int, seq: int) -> int:
+        """The request that was last given ``page`` for itself before ``seq``, -1 where none was seen."""
+        owner = -1
+        for row in self.allocs_of_page(process, page):
+            if int(self.allocs.seq[row]) < seq and not self.shared_alloc[row]:
+                owner = int(self.allocs.request[row])
+        return owner
+
+    @cached_property
+    def shared_alloc(self) -> Bool:
+        """Whether each row of :attr:`allocs` is a share of a page that another request owns."""
+        return np.asarray(self.trace.table("alloc")["shared"].astype(bool)[self.allocs.event])
 
     def alloc_row(self, process: int, request: int, page: int) -> int | None:
         """The allocation that gave ``page`` to ``request``; None where none was seen."""

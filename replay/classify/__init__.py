@@ -13,13 +13,19 @@ from replay.classify import (
     completion_early,
     component_late,
     failed_transfer_used,
+    freed_page_referenced,
     late_foreign_write,
     layout_permuted,
     list_too_short,
+    local_clear,
     lost_on_wire,
+    moved_as_pages,
+    padding_row_written,
     partial_slice,
     sent_before_written,
     source_overwritten,
+    speculative_row_misuse,
+    stride_at_store,
     wrong_item_length,
     wrong_layer_pairing,
     wrong_page_id_space,
@@ -53,11 +59,22 @@ WIRE_KINDS: tuple[Classifier, ...] = (
     lost_on_wire.explain,
 )
 
+#: Kinds that a store or copy of the page's own side shows, by where it landed.
+LOCAL_KINDS: tuple[Classifier, ...] = (
+    padding_row_written.explain,
+    speculative_row_misuse.explain,
+    moved_as_pages.explain,
+    stride_at_store.hit,
+)
+
 #: Kinds that explain a page which changed after it had arrived.
 DESTINATION_KINDS: tuple[Classifier, ...] = (
     late_foreign_write.explain,
     wrong_item_length.overwritten,
+    *LOCAL_KINDS,
+    freed_page_referenced.explain,
     layout_permuted.explain,
+    local_clear.explain,
 )
 
 #: Kinds that explain rows which the reading side appended.
@@ -86,10 +103,10 @@ def _ask(
 
 
 def _source(case: Case, evidence: Evidence) -> Iterator[Explanation]:
-    bad = yield from _ask((sent_before_written.explain,), case, evidence, case.source_bad, "SE")
+    bad = yield from _ask((*LOCAL_KINDS, sent_before_written.explain), case, evidence, case.source_bad, "SE")
     for stage in ("SE", "SE+"):
         if case.has(stage):
-            bad = yield from _ask((source_overwritten.explain,), case, evidence, bad, stage)
+            bad = yield from _ask((source_overwritten.explain, *LOCAL_KINDS), case, evidence, bad, stage)
     if bad.any():
         seen = "SE" if case.has("SE") and (bad & ~case.same("SE", "ST")).any() else "SE+"
         yield _unclassified(
@@ -98,7 +115,7 @@ def _source(case: Case, evidence: Evidence) -> Iterator[Explanation]:
 
 
 def _wire(case: Case, evidence: Evidence) -> Iterator[Explanation]:
-    first = (sent_before_written.torn, late_foreign_write.explain)
+    first = (freed_page_referenced.explain, sent_before_written.torn, late_foreign_write.explain)
     descriptors = DESCRIPTOR_KINDS if case.delivery == "wrong" else ()
     bad = yield from _ask((*first, *descriptors, *WIRE_KINDS), case, evidence, case.wire_bad, "RC")
     if bad.any():

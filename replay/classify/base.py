@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from capture_hooks.layouts import Layout
 from replay.descriptors import DescriptorMap
+from replay.local_writes import LocalWrites
 from replay.siblings import Siblings
 from replay.timeline import Timeline
 from replay.verdict import Confidence, Donor, RunnerUp
@@ -135,6 +136,11 @@ class Evidence:
         default_factory=dict
     )  #: process -> what its hooks cover whole
     siblings: Siblings | None = None  #: once the ladder has been climbed
+    local: LocalWrites = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Stores and copies are resolved when somebody asks for them."""
+        self.local = LocalWrites(self.timeline)
 
     def covers(self, process: int, *what: str) -> bool:
         """Whether absence is evidence: the hooks of ``process`` see every event of these kinds."""

@@ -1,4 +1,4 @@
-"""F22 at the read: an index of a token is taken for an index of a page.
+"""F22: an index of a token is taken for an index of a page. Here at the read; at the store in ``moved_as_pages.py``.
 
 Signature: the rows of a page give the logits of the first row of other pages, those whose number is the index of the
 token or of its slot, or one row is repeated for the whole page.
@@ -20,9 +20,15 @@ I64 = npt.NDArray[np.int64]
 
 KIND = Kind(
     code="F22",
-    shows="each row gives the logit of a row of the page whose number is the row's token or slot",
-    certain="pages and table were the same before and after the kernel; most of these pages are known",
-    best=claims(digest=None, pages="certain"),
+    shows=(
+        "at the read: each row gives the logit of a row of the page whose number is the row's token or slot; at the "
+        "store: a move of rows was given the length of a page and landed on a page as a whole"
+    ),
+    certain=(
+        "at the read: pages and table were the same before and after the kernel, most of these pages are known; at the "
+        "store: the move is ordered between the two looks, and the page holds what it took"
+    ),
+    best=claims(digest="certain", pages="certain"),
     rivals=(
         ("F20", "rows of one page come from different pages, or are all the same"),
         ("F07", "rows are whole, and taken from another place"),

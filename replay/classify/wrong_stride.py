@@ -2,7 +2,7 @@
 
 At the read: page 0 is right, and every other page gives the keys that lie at ``p * stride``: page c * p where the
 stride is a multiple, another layer's where layers lie side by side in a slab. In the table: each entry is c times the
-page that the allocator gave.
+page that the allocator gave. At the store: ``stride_at_store.py``.
 """
 
 from __future__ import annotations
@@ -23,10 +23,13 @@ I64 = npt.NDArray[np.int64]
 
 KIND = Kind(
     code="F20",
-    shows="the logits of each page are those of the bytes at p * s, or each table entry is c * p, for one constant",
+    shows=(
+        "the logits of each page are those of the bytes at p * s, or each table entry is c * p, for one constant; at "
+        "the store: the kernel was given another stride than the pages have, and its rows lie where that leads"
+    ),
     certain=(
         "most of what lies there is known and gives the logits; at the table: two pages or more, and the "
-        "allocation is ordered before the read"
+        "allocation is ordered before the read; at the store: it is ordered between the two looks"
     ),
     best=claims(digest="certain", pages="certain"),
     rivals=(

@@ -17,7 +17,7 @@ U8 = npt.NDArray[np.uint8]
 I64 = npt.NDArray[np.int64]
 Keep = Literal["bytes", "digests"]
 
-COVERS = ("store", "alloc", "send", "receive", "completion", "read", "top-k")
+COVERS = ("store", "alloc", "send", "receive", "completion", "read", "top-k", "copy", "metadata")
 SEEN_BY = {
     "store": "store",
     "alloc": "alloc",
@@ -26,6 +26,8 @@ SEEN_BY = {
     "receive": "receive",
     "transfer_state": "completion",
     "read": "read",
+    "copy": "copy",
+    "metadata": "metadata",
 }
 HEADS = 4
 #: Bytes from the address of a layer's buffer to the next one's.

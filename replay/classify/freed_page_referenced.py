@@ -1,0 +1,95 @@
+"""F16: a page was freed and given to another request while somebody still references it.
+
+Signature: the table is what the allocator's record of the reader says, and the page holds what another request, which
+was given the same physical page later, stored or received there. The request got the page shared (a prefix), and its
+first owner has given it back since.
+
+Chosen over F14, where a transfer lands that was posted for an earlier owner; over F15, where the bytes are nobody's
+newer content; over F18, where the table differs from the allocator's record.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+
+from replay.bisect import Case
+from replay.classify.base import Evidence, Explanation, Kind, claims, halves, span
+from replay.units import units_of
+from replay.verdict import Donor, RunnerUp
+
+Bool = npt.NDArray[np.bool_]
+
+KIND = Kind(
+    code="F16",
+    shows=(
+        "a page that the request shares holds what a later owner of the same physical page brought there, after the "
+        "first owner had given it back"
+    ),
+    certain="all allocations are recorded; nothing is left unexplained",
+    best=claims(digest="certain", pages="certain"),
+    rivals=(
+        ("F14", "the writer owned the page when it wrote"),
+        ("F15", "the bytes are a later owner's, not zeros or older ones"),
+        ("F18", "the table is the allocator's record"),
+    ),
+)
+
+
+def explain(case: Case, evidence: Evidence, bad: Bool, stage: str) -> Explanation | None:
+    """Units of ``bad`` that a later owner of the page brought."""
+    timeline, snaps = case.timeline, case.timeline.snapshots
+    if not halves(bad)[0].any() or case.page < 0:
+        return None
+    if (case.process, case.request, case.page) not in timeline.shared_pages:
+        return None
+    allocs = timeline.allocs
+    rows = timeline.allocs_of_page(case.process, case.page)
+    owners = [row for row in rows if not timeline.shared_alloc[row]]
+    best: tuple[int, Bool, int, int, int] | None = None
+    for first, then in pairwise(owners):
+        old, new = int(allocs.request[first]), int(allocs.request[then])
+        freed = timeline.free_row(case.process, old, case.page)
+        if freed is None or new in (case.request, old):
+            continue
+        given = int(allocs.seq[then])
+        for name in ("RC", "ST", "LT", "RD"):
+            looks = snaps.at_place(name, case.buffer.number, case.page)
+            looks = looks[
+                (snaps.request[looks] == new) & (snaps.content[looks] >= 0) & (snaps.seq[looks] > given)
+            ]
+            for look in looks[:4].tolist():
+                units = units_of(timeline, snaps.content[[look]])[0]
+                if len(units) != len(bad):
+                    continue
+                explained = bad & (case.units[stage] == units)
+                count = int(halves(explained)[0].sum())
+                if count and (best is None or count > best[0]):
+                    best = (count, explained, look, old, new)
+    if best is None:
+        return None
+    _, explained, look, old, new = best
+    values, _ = halves(explained)
+    rooms = timeline.requests
+    sure = evidence.covers(case.process, "alloc") and bool((explained == bad).all())
+    layer = timeline.slots[int(snaps.slot[look])][1]
+    return Explanation(
+        code="F16",
+        stage="destination",
+        confidence="certain" if sure else "likely",
+        explained=explained,
+        expected=next((name for name in ("SE", "SE+", "ST", "RC") if case.has(name) and name != stage), "RC"),
+        observed=stage,
+        evidence=(
+            f"{span(values)} of page {case.page} hold what room {rooms[new][0]} brought to the same page",
+            f"room {rooms[old][0]} gave the page back and room {rooms[new][0]} was given it, while room {case.room} "
+            "shares it",
+            "the table is the allocator's record of the request",
+        ),
+        donor=Donor(rooms[new][0], layer, int(snaps.logical[look])),
+        rule="the page was given to another request while it was shared",
+        aliases=(rooms[new][0],),
+        runner_up=RunnerUp("F14", "the writer owned the page when it wrote"),
+    )
