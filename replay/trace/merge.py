@@ -14,7 +14,7 @@ import numpy.typing as npt
 from capture_hooks.events import Process, schema
 from replay.trace.content_writer import Pages
 from replay.trace.errors import TraceError
-from replay.trace.reader import Ragged, Table, Trace, open_trace
+from replay.trace.reader import ProcessInfo, Ragged, Table, Trace, open_trace
 from replay.trace.schema import STAMPS, TABLES, Column
 from replay.trace.writer import ColumnRows, RaggedRows, TraceWriter
 
@@ -72,28 +72,71 @@ class Selection:
         return Ragged(found.values[looks.values], ends[looks.offsets])
 
 
+class Rewrite:
+    """How records change on their way into the copy; this one changes nothing."""
+
+    def process(self, number: int, info: ProcessInfo) -> ProcessInfo:
+        """What the copy says of process ``number``."""
+        return info
+
+    def text(self, place: str, text: str) -> str:
+        """A text of the column ``place``, which is ``table.column``."""
+        return text
+
+    def numbers(self, table: Table, column: str, rows: I64, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """The numbers of ``rows`` of a column; of a ragged one all values in a row."""
+        return values
+
+
 _ALL = Selection({})
+_AS_IS = Rewrite()
+
+
+@dataclass(frozen=True, slots=True)
+class _Copy:
+    """What all parts of one copy need."""
+
+    trace: Trace
+    writer: TraceWriter
+    selection: Selection
+    rewrite: Rewrite
+    progress: Progress | None
+
+    def strings(self, place: str, codes: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+        """Codes in the new file. Only strings that are used go there: those of records left out may say anything."""
+        used, inverse = np.unique(codes, return_inverse=True)
+        texts = [self.rewrite.text(place, str(self.trace.strings[code])) for code in used.tolist()]
+        return self.writer.strings.codes(texts)[inverse.reshape(-1)]
+
+    def tell(self, what: str, done: int, total: int) -> None:
+        if self.progress is not None:
+            self.progress(what, done, total)
 
 
 def copy(
-    trace: Trace, writer: TraceWriter, progress: Progress | None = None, selection: Selection = _ALL
+    trace: Trace,
+    writer: TraceWriter,
+    progress: Progress | None = None,
+    selection: Selection = _ALL,
+    rewrite: Rewrite = _AS_IS,
 ) -> None:
     """Copy ``trace``, or what ``selection`` says. Memory: the plain columns of one table, and some pages at a time."""
     names = [item.name for item in schema(Process)]
-    for info in trace.processes:
+    for index, told in enumerate(trace.processes):
+        info = rewrite.process(index, told)
         fields: dict[str, Any] = {name: getattr(info, name) for name in names}
         for name in ("options", "environment"):
             fields[name] = json.dumps(fields[name]) if fields[name] else ""
         number = writer.add_process(Process(**fields))
         # A part of a journal must not pass for the sealed whole of it.
         writer.end_process(number, info.ended, info.cut, -1 if selection.rows else info.journal_bytes)
-    codes = writer.strings.codes(trace.strings)
-    contents = _copy_contents(trace, writer, codes, selection, progress)
+    whole = _Copy(trace, writer, selection, rewrite, progress)
+    contents = _copy_contents(whole)
     for name in TABLES:
         # A table of its own, so that its columns do not stay in memory.
         table = trace.fresh_table(name)
         if len(table):
-            _copy_table(table, writer, codes, contents, selection, progress)
+            _copy_table(whole, table, contents)
 
 
 def _used_contents(trace: Trace, selection: Selection) -> I64:
@@ -109,22 +152,17 @@ def _used_contents(trace: Trace, selection: Selection) -> I64:
     return used[used >= 0]
 
 
-def _copy_contents(
-    trace: Trace,
-    writer: TraceWriter,
-    codes: npt.NDArray[np.int32],
-    selection: Selection,
-    progress: Progress | None,
-) -> I64:
+def _copy_contents(whole: _Copy) -> I64:
     """Copy the page contents; returns the new index of each, -1 where it was not copied."""
+    trace, writer, selection = whole.trace, whole.writer, whole.selection
     contents = trace.contents
     new = np.full(len(contents), -1, np.int64)
-    formats = codes[trace.content_formats()]
-    sizes = contents.data_sizes() if selection.payload else np.full(len(contents), -1, np.int64)
     used = _used_contents(trace, selection)
+    formats = np.zeros(len(contents), np.int32)
+    formats[used] = whole.strings("content.format", trace.content_formats()[used])
+    sizes = contents.data_sizes() if selection.payload else np.full(len(contents), -1, np.int64)
     for start in range(0, len(used), _BATCH):
-        if progress is not None:
-            progress("copying page contents", start, len(used))
+        whole.tell("copying page contents", start, len(used))
         ids = used[start : start + _BATCH]
         shapes = np.column_stack([formats[ids], contents.rows[ids], sizes[ids]])
         kinds, kind = np.unique(shapes, axis=0, return_inverse=True)
@@ -141,30 +179,27 @@ def _copy_contents(
     return new
 
 
-def _copy_table(
-    table: Table,
-    writer: TraceWriter,
-    codes: npt.NDArray[np.int32],
-    contents: I64,
-    selection: Selection,
-    progress: Progress | None,
-) -> None:
-    if progress is not None:
-        progress(f"copying {table.name}, records", 0, len(table))
+def _copy_table(whole: _Copy, table: Table, contents: I64) -> None:
+    writer, selection, rewrite = whole.writer, whole.selection, whole.rewrite
+    whole.tell(f"copying {table.name}, records", 0, len(table))
     stay = selection.of(table)
-    rows: dict[str, ColumnRows] = {name: table[name][stay] for name, _ in STAMPS}
+    rows: dict[str, ColumnRows] = {
+        name: rewrite.numbers(table, name, stay, table[name][stay]) for name, _ in STAMPS
+    }
     for column in TABLES[table.name]:
         if column.kind == "str":
-            rows[column.name] = codes[table.codes(column.name)[stay]]
+            rows[column.name] = whole.strings(f"{table.name}.{column.name}", table.codes(column.name)[stay])
         elif column.kind in ("ragged", "content"):
             ragged = selection.arrays(table, column.name)
             values = ragged.values if column.kind == "ragged" else np.append(contents, -1)[ragged.values]
+            if column.kind == "ragged":
+                values = rewrite.numbers(table, column.name, stay, values)
             rows[column.name] = RaggedRows(values, ragged.lengths)
         elif column.kind == "bulk":
             kept = selection.payload_of.get(table.name, np.full(len(table), selection.payload))
             rows[column.name] = _copy_bulk(table, column, writer, stay, kept & selection.payload)
         else:
-            rows[column.name] = table[column.name][stay]
+            rows[column.name] = rewrite.numbers(table, column.name, stay, table[column.name][stay])
     writer.table(table.name).append(rows)
     writer.events += len(stay)
 
