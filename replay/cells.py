@@ -71,7 +71,9 @@ def build_cells(timeline: Timeline) -> Cells:
         rows[name] = rows[name][~late[rows[name]]]
     overshoot += int(late[reads].sum())
     # A read through a wrong table shows another page than the request's: that is the table rung's to say.
-    given = timeline.given_pages(snaps.process[reads], snaps.request[reads], snaps.logical[reads])
+    given = timeline.given_at(
+        snaps.process[reads], snaps.request[reads], snaps.logical[reads], snaps.seq[reads]
+    )
     own_page = (given < 0) | (given == snaps.page[reads])
     reads = reads[~late[reads] & (key[reads] >= 0) & own_page]
 

@@ -37,7 +37,7 @@ class PageEvidence:
     request: int
     buffer: str
     layer: int
-    page: PageFinding
+    page: PageFinding | None  #: None where the whole request is concerned
     evidence: tuple[str, ...]
     explanation: Explanation | None = None
     rule: str | None = None
@@ -163,7 +163,7 @@ def _finding(timeline: Timeline, items: list[PageEvidence]) -> Finding:
 def _pages(items: list[PageEvidence]) -> tuple[PageFinding, ...]:
     """Pages in logical order, each once: rows of the same page are joined, of several pages the first seen stays."""
     found: dict[int, PageFinding] = {}
-    for page in (item.page for item in items):
+    for page in (item.page for item in items if item.page is not None):
         first = found.setdefault(page.logical, page)
         if first is page or first.physical != page.physical:
             continue

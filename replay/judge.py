@@ -18,7 +18,8 @@ import numpy as np
 from capture_hooks.layouts import OPAQUE
 from replay import classify
 from replay.bisect import Case, Ladder, climb
-from replay.classify import list_too_short, torn_block_table
+from replay.bookkeeping import judge_bookkeeping
+from replay.classify import list_too_short
 from replay.classify.base import Evidence, Explanation
 from replay.classify.registry import NAMED
 from replay.coverage import coverage, taps
@@ -27,7 +28,7 @@ from replay.findings import PageEvidence, group, hazard, page_evidence
 from replay.judge_options import JudgeOptions
 from replay.reexecute import Rung, replay_reads, replay_stores
 from replay.siblings import Siblings
-from replay.tables import TableRung, judge_tables
+from replay.tables import TableRung
 from replay.timeline import Timeline
 from replay.trace.reader import Trace
 from replay.verdict import STAGES, Finding, Hazard, NotJudged, Verdict
@@ -62,11 +63,9 @@ def judge(trace: Trace, options: JudgeOptions | None = None, progress: Progress 
     ladder = climb(timeline, progress, evidence.local)
     evidence.siblings = Siblings(ladder)
     pages, hazards, doubts = _byte_rungs(ladder, evidence)
-    tables = judge_tables(timeline)
-    proven = {(case.process, case.request, case.buffer) for case in tables.cases if not case.during}
-    for case in tables.cases:
-        if not case.during or (case.process, case.request, case.buffer) not in proven:
-            pages += torn_block_table.explain(timeline, evidence, case)
+    books = judge_bookkeeping(timeline, evidence)
+    pages += books.pages
+    tables = books.tables
     limit = 1 << 30 if options.exhaustive else max(options.sample, 0)
     stores = replay_stores(timeline, evidence, limit, progress)
     reads = replay_reads(timeline, evidence, tables.changed, limit, progress)

@@ -68,7 +68,7 @@ def judge_tables(timeline: Timeline) -> TableRung:
         index = np.arange(len(owner)) - np.asarray(table.offsets, np.int64)[owner]
         wanted = judged[owner] & (index < needed[owner])
         owner, index, seen = owner[wanted], index[wanted], np.asarray(table.values, np.int64)[wanted]
-        right = timeline.given_pages(process[owner], request[owner], index)
+        right = timeline.given_at(process[owner], request[owner], index, reads["seq"][owner])
         known = right >= 0
         unknown.update(owner[~known].tolist())
         for row in np.flatnonzero(known & (right != seen)).tolist():

@@ -196,6 +196,31 @@ class Timeline:
         return np.where((keys[found] == wanted) & (request >= 0) & (logical >= 0), pages[found], -1)
 
     @cached_property
+    def _given_again(self) -> dict[int, list[tuple[int, int]]]:
+        """Keys of logical pages that were given more than once: (sequence number, page), in sequence."""
+        allocs = self.allocs
+        key = (allocs.process * max(1, len(self.requests)) + allocs.request) * MAX_LOGICAL + allocs.logical
+        rows = np.flatnonzero(allocs.request >= 0)
+        keys, count = np.unique(key[rows], return_counts=True)
+        several = np.isin(key[rows], keys[count > 1])
+        found: dict[int, list[tuple[int, int]]] = {}
+        for row in rows[several].tolist():
+            found.setdefault(int(key[row]), []).append((int(allocs.seq[row]), int(allocs.page[row])))
+        return {name: sorted(given) for name, given in found.items()}
+
+    def given_at(self, process: I64, request: I64, logical: I64, seq: I64) -> I64:
+        """As :meth:`given_pages`, as it was at sequence number ``seq``: a page may be exchanged for another."""
+        pages = self.given_pages(process, request, logical)
+        if not self._given_again:
+            return pages
+        wanted = (process * max(1, len(self.requests)) + request) * MAX_LOGICAL + logical
+        again = np.isin(wanted, np.fromiter(self._given_again, np.int64))
+        for row in np.flatnonzero(again & (pages >= 0)).tolist():
+            before = [page for at, page in self._given_again[int(wanted[row])] if at < int(seq[row])]
+            pages[row] = before[-1] if before else -1
+        return pages
+
+    @cached_property
     def _handed_on(self) -> tuple[I64, I64]:
         """Sorted owner keys (process, request, page) and the sequence number at which another request got the page."""
         allocs = self.allocs

@@ -110,6 +110,7 @@ def _judge_read(
     return [
         replace(item, page=replace(item.page, physical=int(case.physical[item.page.logical])))
         for item in found
+        if item.page is not None
     ]
 
 

@@ -1,7 +1,8 @@
 """F29 at the destination: speculative decoding wrote a draft row where a row of the prompt stands.
 
 Signature: rows below the prompt's length change after arrival, and the request's own store on the reading side, with
-speculative rows, names their slots. Rows past the accepted ones that are overwritten later are right.
+speculative rows, names their slots. Rows past the accepted ones that are overwritten later are right. (At the table,
+where rejected drafts are read: ``drafted_rows_read.py``.)
 
 Chosen over F14, since the writer is the request itself; over F23, where the row is a padding row; over F17, where an
 ordinary store took its slots from an older translation.
@@ -22,8 +23,14 @@ I64 = npt.NDArray[np.int64]
 
 KIND = Kind(
     code="F29",
-    shows="rows of the prompt changed after arrival, and the request's own speculative store names their slots",
-    certain="the store is ordered between the two looks; nothing is left unexplained",
+    shows=(
+        "rows of the prompt changed after arrival, and the request's own speculative store names their slots; at the "
+        "table: a read covers drafted rows that its query may not see"
+    ),
+    certain=(
+        "the store is ordered between the two looks, nothing is left unexplained; at the table: two rows or more, and "
+        "the length read ends where the drafts end"
+    ),
     best=claims(digest="certain", pages="certain"),
     rivals=(
         ("F14", "the request itself wrote the rows"),

@@ -11,14 +11,18 @@ from replay.classify.base import Evidence, Kind, claims
 from replay.findings import PageEvidence
 from replay.tables import TableCase
 from replay.timeline import Timeline
-from replay.verdict import Confidence, Donor, PageFinding
+from replay.verdict import Confidence, Donor, PageFinding, RunnerUp
 
 KIND = Kind(
     code="F18",
     shows="entries differ from the allocator's record",
     certain="the allocation is ordered before the read, and every foreign page has a known owner",
     best=claims(digest="certain", pages="certain"),
-    rivals=(("F14", "the bytes of the pages named are their owners' own"),),
+    rivals=(
+        ("F14", "the bytes of the pages named are their owners' own"),
+        ("F17", "the pages named were never the request's own"),
+        ("F20", "no factor leads from the allocator's pages to the entries"),
+    ),
 )
 
 
@@ -36,7 +40,10 @@ def explain(timeline: Timeline, evidence: Evidence, case: TableCase) -> list[Pag
         for row in (timeline.alloc_row(case.process, case.request, page) for page in case.given)
     )
     # Right before the kernel and wrong after it: what the kernel itself saw is not proven.
+    # One entry alone may be torn as well as taken at another stride.
+    multiple = len(case.given) == 1 and case.given[0] > 0 and case.seen[0] in _multiples(case.given[0])
     sure = not case.during and known and given_before and evidence.covers(case.process, "alloc", "read")
+    sure = sure and not multiple
     confidence: Confidence = "certain" if sure else "likely"
     rooms = sorted({timeline.requests[owner[0]][0] for owner in owners if owner is not None})
     table = timeline.trace.table("read")
@@ -64,10 +71,21 @@ def explain(timeline: Timeline, evidence: Evidence, case: TableCase) -> list[Pag
                 layer=info.layer,
                 page=PageFinding(logical=logical, physical=seen, donor=donor),
                 evidence=tuple(lines),
+                runner_up=RunnerUp(
+                    "F20" if multiple else "F17",
+                    "one entry alone is a multiple of its page, which may be chance"
+                    if multiple
+                    else "the pages named were never the request's own",
+                ),
                 rule=f"entries from {case.logical[0]} on" if len(case.logical) > 1 else None,
             )
         )
     return found
+
+
+def _multiples(page: int) -> range:
+    """Pages that a wrong stride could have led to."""
+    return range(2 * page, 129 * page, page)
 
 
 def _owner(timeline: Timeline, case: TableCase, page: int) -> tuple[int, int] | None:

@@ -13,9 +13,12 @@ import numpy as np
 import numpy.typing as npt
 
 from capture_hooks.layouts import LAYOUTS
-from replay.classify.base import Kind, claims
+from replay.classify.base import Evidence, Kind, claims
 from replay.classify.hypotheses import Hypothesis, Question, at_addresses
+from replay.findings import PageEvidence
 from replay.tables import TableCase
+from replay.timeline import Timeline
+from replay.verdict import Confidence, PageFinding, RunnerUp
 
 Bool = npt.NDArray[np.bool_]
 F64 = npt.NDArray[np.float64]
@@ -68,11 +71,60 @@ def misreadings(question: Question) -> Iterator[Hypothesis]:
         yield Hypothesis("F20", what, at_addresses(question, address))
 
 
-def table_factor(case: TableCase) -> int:
-    """C where every wrong entry of a table is c times the page given, 0 where there is no such constant."""
-    given = np.array(case.given, np.int64)
-    seen = np.array(case.seen, np.int64)
+def at_table(timeline: Timeline, evidence: Evidence, case: TableCase) -> list[PageEvidence]:
+    """A table whose entries are all c times the pages given; nothing where they are not, or where it is one alone."""
+    factor = _factor(timeline, case)
+    if factor == 0:
+        return []
+    info = timeline.buffers[case.buffer]
+    table = timeline.trace.table("read")
+    rows = [timeline.alloc_row(case.process, case.request, page) for page in case.given]
+    ordered = all(
+        row is not None and timeline.order.before(timeline.allocs.moment_of(row), case.moment) for row in rows
+    )
+    sure = ordered and not case.during and evidence.covers(case.process, "alloc", "read")
+    confidence: Confidence = "certain" if sure else "likely"
+    lines = (
+        f"the allocator gave pages {_some(case.given)}; the table names {_some(case.seen)}: each is {factor} times its "
+        "page",
+        f"step {int(table['step'][case.read])}, {int(table['rows'][case.read])} rows",
+    )
+    return [
+        PageEvidence(
+            code="F20",
+            kind=KIND.name,
+            stage="table",
+            confidence=confidence,
+            process=case.process,
+            request=case.request,
+            buffer=info.name,
+            layer=info.layer,
+            page=PageFinding(logical=logical, physical=seen),
+            evidence=lines,
+            rule=f"entry = {factor} * page",
+            runner_up=RunnerUp("F18", "one factor leads from the allocator's pages to all entries"),
+        )
+        for logical, seen in zip(case.logical, case.seen, strict=True)
+    ]
+
+
+def _some(pages: tuple[int, ...]) -> str:
+    return ", ".join(map(str, pages[:6])) + (", ..." if len(pages) > 6 else "")
+
+
+def _factor(timeline: Timeline, case: TableCase) -> int:
+    """C where every entry of a table is c times the page given, two of them at least; 0 where there is no such c."""
+    given, seen = np.array(case.given, np.int64), np.array(case.seen, np.int64)
     if len(given) < 2 or (given <= 0).any() or (seen % given != 0).any():
         return 0
-    factor = np.unique(seen // given)
-    return int(factor[0]) if len(factor) == 1 and int(factor[0]) > 1 else 0
+    factors = np.unique(seen // given)
+    if len(factors) != 1 or int(factors[0]) < 2:
+        return 0
+    # Page 0 is the same under every factor; any other entry that is right speaks against one.
+    reads, rows = timeline.trace.table("read"), timeline.buffers[case.buffer].layout.rows
+    needed = -(-int(reads["rows"][case.read]) // rows)
+    entries = np.asarray(reads.ragged("table_after" if case.during else "table")[case.read], np.int64)[
+        :needed
+    ]
+    right = np.setdiff1d(np.arange(len(entries)), np.array(case.logical, np.int64))
+    return int(factors[0]) if not entries[right].any() else 0
