@@ -116,7 +116,7 @@ class Ladder:
 def climb(timeline: Timeline, progress: Progress | None = None, local: LocalWrites | None = None) -> Ladder:
     """Compare ST = SE = RC = LT = RD for every cell of the trace."""
     local = local or LocalWrites(timeline)
-    cells = build_cells(timeline)
+    cells = build_cells(timeline, local.origins)
     snaps = timeline.snapshots
     content = {name: column_at(snaps.content, rows) for name, rows in cells.stage.items()}
     matters = cells.valid > 0
@@ -144,7 +144,9 @@ def climb(timeline: Timeline, progress: Progress | None = None, local: LocalWrit
     return Ladder(
         cells=cells,
         cases=cases,
-        pages_judged={name: int(((rows >= 0) & matters).sum()) for name, rows in content.items()},
+        pages_judged={
+            name: int(((rows >= 0) & matters).sum()) for name, rows in content.items() if name != "CP"
+        },
         missing={name: expected & (content[name] < 0) for name in ("ST", "SE", "RC")},
         reads_checked=checked,
         unjudged_reads=unjudged,

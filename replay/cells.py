@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from replay.copies import Copies
 from replay.page_columns import MAX_LOGICAL, column_at
 from replay.timeline import Timeline
 
@@ -19,7 +20,7 @@ Bool = npt.NDArray[np.bool_]
 
 #: Stages of a cell in ladder order: name -> (stage, moment) of the snapshot record.
 STAGE_KEYS = {
-    "ST": ("ST", None),
+    "ST": ("ST", ""),
     "SE": ("SE", "before"),
     "SE+": ("SE", "after"),
     "RC-": ("RC", "before"),
@@ -52,7 +53,7 @@ class Cells:
         return len(self.process)
 
 
-def build_cells(timeline: Timeline) -> Cells:
+def build_cells(timeline: Timeline, copies: Copies | None = None) -> Cells:
     """Find all cells of a trace and the snapshots that belong to them."""
     snaps = timeline.snapshots
     processes = max(1, len(timeline.trace.processes))
@@ -64,6 +65,9 @@ def build_cells(timeline: Timeline) -> Cells:
     )  # request -1 is the spare last entry, never beside the scope
     late = _after_free(timeline)
     rows = {name: snaps.where(*wanted) for name, wanted in STAGE_KEYS.items()}
+    copied = np.concatenate([snaps.where("ST", "copied"), snaps.where("LT", "copied")])
+    rows["LT"] = rows["LT"][snaps.moment[snaps.event[rows["LT"]]] != "copied"]
+    copied = copied[~late[copied]]
     reads = snaps.where("RD")
     overshoot = 0
     for name in ("RC", "LT"):
@@ -103,6 +107,8 @@ def build_cells(timeline: Timeline) -> Cells:
     reads = reads[np.lexsort((snaps.seq[reads], snaps.process[reads]))]
     read_cell = np.searchsorted(universe, key[reads])
     _adopt_shared(timeline, stage, reads, read_cell)
+    stage["CP"] = _last(snaps.seq, source_key, copied, cell_key)
+    _follow_copies(timeline, copies or Copies(timeline), process, stage)
     rows_per_page = np.array([_rows_per_page(timeline, int(s)) for s in range(len(timeline.slots))] or [0])
     told = timeline.request_rows[request]
     capacity = rows_per_page[slot]
@@ -124,6 +130,19 @@ def build_cells(timeline: Timeline) -> Cells:
         read_cell=read_cell,
         overshoot=overshoot,
     )
+
+
+def _follow_copies(timeline: Timeline, copies: Copies, process: I64, stage: dict[str, I64]) -> None:
+    """A page that was loaded back from a copy was stored, or arrived, for the page that it was copied from."""
+    snaps = timeline.snapshots
+    for number in np.flatnonzero(stage["CP"] >= 0).tolist():
+        look = int(stage["CP"][number])
+        name = "RC" if int(snaps.process[look]) == int(process[number]) else "ST"
+        if stage[name][number] >= 0 or (name == "RC" and stage["ST"][number] >= 0 > stage["SE"][number]):
+            continue
+        origin = copies.origin(look)
+        if origin is not None:
+            stage[name][number] = origin.look
 
 
 def _before(timeline: Timeline, stage: str, row: int) -> int:

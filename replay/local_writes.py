@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from capture_hooks.regions import Pieces, Regions
+from replay.copies import Copies
 from replay.descriptors import regions_of
 from replay.order import Moment
 from replay.page_columns import PLACE, BufferInfo, place
@@ -50,6 +51,11 @@ class LocalWrites:
         column = self._store_buffer if table == "store" else self._copy_buffer
         number = int(column[row])
         return self.timeline.buffers[number] if number >= 0 else None
+
+    @cached_property
+    def origins(self) -> Copies:
+        """Where copied pages came from."""
+        return Copies(self.timeline)
 
     @cached_property
     def store_request(self) -> I64:

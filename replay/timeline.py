@@ -298,11 +298,20 @@ class Timeline:
 
     @cached_property
     def freed_seq(self) -> dict[tuple[int, int], int]:
-        """(process, request) -> sequence number of its first free: what runs later is an overshoot step."""
-        found: dict[tuple[int, int], int] = {}
-        columns = (self.frees.process, self.frees.request, self.frees.seq)
+        """(process, request) -> sequence number of the free that ended it: what runs later is an overshoot step.
+
+        A request that was given pages again after it had given some back goes on.
+        """
+        last: dict[tuple[int, int], int] = {}
+        allocs, frees = self.allocs, self.frees
+        columns = (allocs.process, allocs.request, allocs.seq)
         for process, request, seq in zip(*(c.tolist() for c in columns), strict=True):
-            found[(process, request)] = min(seq, found.get((process, request), seq))
+            last[(process, request)] = max(seq, last.get((process, request), -1))
+        found: dict[tuple[int, int], int] = {}
+        columns = (frees.process, frees.request, frees.seq)
+        for process, request, seq in zip(*(c.tolist() for c in columns), strict=True):
+            if seq > last.get((process, request), -1):
+                found[(process, request)] = min(seq, found.get((process, request), seq))
         return found
 
     def owners_at(self, process: int, page: int, seq: int) -> list[int]:

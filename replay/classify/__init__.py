@@ -26,6 +26,7 @@ from replay.classify import (
     source_overwritten,
     speculative_row_misuse,
     stride_at_store,
+    truncated_copy,
     wrong_item_length,
     wrong_layer_pairing,
     wrong_page_id_space,
@@ -69,6 +70,7 @@ LOCAL_KINDS: tuple[Classifier, ...] = (
 
 #: Kinds that explain a page which changed after it had arrived.
 DESTINATION_KINDS: tuple[Classifier, ...] = (
+    truncated_copy.explain,
     late_foreign_write.explain,
     wrong_item_length.overwritten,
     *LOCAL_KINDS,
@@ -103,7 +105,13 @@ def _ask(
 
 
 def _source(case: Case, evidence: Evidence) -> Iterator[Explanation]:
-    bad = yield from _ask((*LOCAL_KINDS, sent_before_written.explain), case, evidence, case.source_bad, "SE")
+    bad = yield from _ask(
+        (truncated_copy.explain, *LOCAL_KINDS, sent_before_written.explain),
+        case,
+        evidence,
+        case.source_bad,
+        "SE",
+    )
     for stage in ("SE", "SE+"):
         if case.has(stage):
             bad = yield from _ask((source_overwritten.explain, *LOCAL_KINDS), case, evidence, bad, stage)

@@ -159,6 +159,12 @@ def unit_mask(layout: Layout, bytes_mask: Bool, *, some: bool = False) -> Bool:
     return np.concatenate([reduce(values, axis=1), scale_mask])
 
 
+def runs(mask: Bool) -> list[tuple[int, int]]:
+    """Half-open ranges of the set entries."""
+    edges = np.flatnonzero(np.diff(np.concatenate([[0], mask.astype(np.int8), [0]])))
+    return list(zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True))
+
+
 def lower(first: Confidence, second: Confidence) -> Confidence:
     """The weaker of two confidences."""
     order: tuple[Confidence, ...] = ("certain", "likely", "possible")

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from capture_hooks.digest import digest_pages
 from capture_hooks.layouts import Layout
 from replay.bisect import Case
-from replay.classify.base import Evidence, Explanation, Kind, claims, halves, span, unit_mask
+from replay.classify.base import Evidence, Explanation, Kind, claims, halves, runs, span, unit_mask
 from replay.classify.wrote_here import Place, place_of, quiet, writes
 from replay.verdict import RunnerUp
 
@@ -143,7 +143,7 @@ def _zero_run(case: Case, evidence: Evidence, place: Place, stage: str) -> str:
     if not bool((case.units[stage] == zero)[case.valid].all()):
         if seen is None or len(seen) != size:
             return ""
-        longest = max(_runs(seen == 0), key=lambda run: run[1] - run[0], default=(0, 0))
+        longest = max(runs(seen == 0), key=lambda run: run[1] - run[0], default=(0, 0))
         return f"the zeros are bytes [{longest[0]},{longest[1]}) of the page"
     is_zero = _zero_at(case, stage, zero)
     first = last = place.page
@@ -174,8 +174,3 @@ def _zero_at(case: Case, stage: str, zero: U64) -> Callable[[int], bool]:
         return bool((values == zero[: case.layout.rows]).all())
 
     return is_zero
-
-
-def _runs(mask: Bool) -> list[tuple[int, int]]:
-    edges = np.flatnonzero(np.diff(np.concatenate([[0], mask.astype(np.int8), [0]])))
-    return list(zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True))

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from replay.bisect import Case
-from replay.classify.base import Evidence, Explanation, Kind, claims, halves, span, unit_mask
+from replay.classify.base import Evidence, Explanation, Kind, claims, halves, runs, span, unit_mask
 from replay.classify.undelivered import Undelivered, look, still_old
 from replay.verdict import Confidence, RunnerUp
 
@@ -63,7 +63,7 @@ def explain(case: Case, evidence: Evidence, bad: Bool, stage: str) -> Explanatio
     old = _old(case, left_out, covered)
     sure = old and bool((left_out == bad).all())
     values, scales = halves(left_out)
-    words = ", ".join(f"[{start},{stop})" for start, stop in _runs(covered))
+    words = ", ".join(f"[{start},{stop})" for start, stop in runs(covered))
     return Explanation(
         code="F06",
         stage="descriptor",
@@ -165,8 +165,3 @@ def _old(case: Case, left_out: Bool, covered: Bool) -> bool:
         return bool((before == seen)[~covered].all())
     whole = left_out & ~unit_mask(case.layout, covered, some=True)
     return bool(whole.any() and (still_old(case, whole) == whole).all())
-
-
-def _runs(mask: Bool) -> list[tuple[int, int]]:
-    edges = np.flatnonzero(np.diff(np.concatenate([[0], mask.astype(np.int8), [0]])))
-    return list(zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True))
