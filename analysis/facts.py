@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from replay.words import counted
+
 #: The ladder's stages whose counts stand in the scope, and under which name.
 _COUNTED = {"store": "stores", "read-kernel": "reads"}
 
@@ -16,9 +18,9 @@ def cleared_text(stage: str, scope: Mapping[str, Any]) -> str:
         return stage
     rows, reproduced = counts["rows"], counts.get("rows_reproduced", 0)
     return (
-        f"{stage} (all {rows:,} rows reproduced)"
+        f"{stage} ({'all ' if rows > 1 else ''}{counted(rows, 'row')} reproduced)"
         if reproduced == rows
-        else f"{stage} ({reproduced:,} of {rows:,} rows)"
+        else f"{stage} ({reproduced:,} of {counted(rows, 'row')})"
     )
 
 
@@ -36,13 +38,14 @@ def scope_text(scope: Mapping[str, Any], verbose: bool) -> str:
     text = [", ".join(parts)]
     if scope.get("cut_to"):
         text[0] = f"cut down to {facts_text(scope['cut_to'])}: {text[0]}"
-    for key, noun in (("read_snapshots", "page seen at reads"), ("tables", "block table")):
+    for key, noun in (("read_snapshots", "page"), ("tables", "block table")):
         if scope.get(key):
-            text.append(_counted(scope[key], noun))
+            seen = " seen at reads" if key == "read_snapshots" else ""
+            text.append(f"{_counted(scope[key], noun)}{seen}")
     for key in ("stores", "reads"):
         done = scope.get(key)
         if isinstance(done, Mapping) and done.get("judged"):
-            text.append(f"{done['judged']:,} {key} done again")
+            text.append(f"{_counted(done['judged'], key[:-1])} done again")
     if scope.get("not_in_scope"):
         text.append(f"not in scope: {', '.join(scope['not_in_scope'])}")
     triton = scope.get("triton")
@@ -56,9 +59,7 @@ def scope_text(scope: Mapping[str, Any], verbose: bool) -> str:
 
 
 def _counted(count: Any, noun: str) -> str:
-    head, space, tail = noun.partition(" seen")
-    plural = noun if count == 1 else f"{head}s{space}{tail}"
-    return f"{count:,} {plural}" if isinstance(count, int) else f"{count} {plural}"
+    return counted(count, noun) if isinstance(count, int) else f"{count} {noun}s"
 
 
 def facts_text(facts: Mapping[str, Any]) -> str:

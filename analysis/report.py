@@ -14,6 +14,7 @@ from typing import Any
 
 from analysis.facts import cleared_text, facts_text, scope_text
 from replay.verdict import Finding, PageFinding, Verdict
+from replay.words import counted, verb
 
 WIDTH = 80
 LINES = 15
@@ -236,7 +237,11 @@ def _count_text(pages: Sequence[PageFinding]) -> list[str]:
         return []
     low, high = min(counts), max(counts)
     each = " in each" if len(pages) > 1 else ""
-    return [f"{low:,} bytes differ{each}" if low == high else f"{low:,} to {high:,} bytes differ{each}"]
+    return [
+        f"{counted(low, 'byte')} {verb(low, 'differs', 'differ')}{each}"
+        if low == high
+        else f"{low:,} to {high:,} bytes differ{each}"
+    ]
 
 
 def _reasons(shown: Sequence[Finding], verbose: bool) -> list[str]:

@@ -111,8 +111,9 @@ class Cut:
     what: str
 
     def __str__(self) -> str:
-        missing = f", {self.records:,} records missing" if self.records >= 0 else ""
-        return f"{self.what} at byte {self.offset:,} ({self.size:,} bytes{missing})"
+        noun = "record" if self.records == 1 else "records"
+        missing = f", {self.records:,} {noun} missing" if self.records >= 0 else ""
+        return f"{self.what} at byte {self.offset:,} ({self.size:,} byte{'s' if self.size != 1 else ''}{missing})"
 
 
 class Scanner:

@@ -59,14 +59,14 @@ def _mode(text: str) -> str:
 def _number(text: str) -> float:
     value = float(text)
     if not (math.isfinite(value) and 0 <= value <= 1e9):
-        raise ValueError("expected a number of seconds from 0 on")
+        raise ValueError(f"expected {_EXPECTED['seconds']}")
     return value
 
 
 def _count(text: str) -> int:
     value = int(text)
     if not 0 < value <= 2**40:
-        raise ValueError("expected a whole number from 1 on")
+        raise ValueError(f"expected {_EXPECTED['count']}")
     return value
 
 
@@ -102,6 +102,10 @@ _PARSERS: dict[str, Callable[[str], Any]] = {
 }
 
 
+#: What is told about text that no parser understands.
+_EXPECTED = {"seconds": "a number of seconds from 0 on", "count": "a whole number from 1 on"}
+
+
 @dataclass(frozen=True, slots=True)
 class Option:
     """One option: its name in :class:`Options`, its variable, its type, its default and what it does.
@@ -122,7 +126,7 @@ class Option:
         except (ValueError, OverflowError) as error:
             if str(error).startswith(("expected", "unknown tap")):
                 raise ValueError(str(error)) from None
-            raise ValueError(f"expected a {self.type}") from None
+            raise ValueError(f"expected {_EXPECTED[self.type]}") from None
 
     def show(self, value: Any) -> str:
         """``value`` as it would be written in the environment."""

@@ -11,6 +11,7 @@ from capture_hooks.options import TAPS
 from replay.trace.file import ProcessInfo
 from replay.trace.reader import Trace
 from replay.verdict import NotJudged
+from replay.words import counted
 
 #: What a lost record of each table takes away from the coverage of its process.
 COVERS = {
@@ -99,7 +100,7 @@ def coverage(trace: Trace, apart: frozenset[int] = frozenset()) -> Coverage:
         # Page bytes that were given up (a full ring, the disk limit) leave their digests: that is scope, not a hole.
         total = sum(int(entry["count"]) for what, entry in gone.items() if what != "content")
         if total:
-            missing.append(NotJudged(f"{name}: {total} records", "they were dropped while recording"))
+            missing.append(NotJudged(f"{name}: {counted(total, 'record')}", "dropped while recording"))
         if not process.ended:
             cut = f" ({process.cut})" if process.cut else ""
             missing.append(

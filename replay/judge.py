@@ -32,6 +32,7 @@ from replay.tables import TableRung
 from replay.timeline import Timeline
 from replay.trace.reader import Trace
 from replay.verdict import STAGES, Finding, Hazard, NotJudged, Verdict
+from replay.words import counted
 
 Progress = Callable[[str, int, int], None]
 
@@ -260,30 +261,35 @@ def _missing(ladder: Ladder, tables: TableRung, timeline: Timeline) -> list[NotJ
     unasked = {stage for stage, tap in TAP_OF_LOOK.items() if tap not in ran}
     words = {"ST": "the store", "SE": "the source", "RC": "the destination at completion"}
     missing = [
-        NotJudged(f"{words[stage]} of {int(mask.sum())} pages", f"no {stage} snapshot of them was recorded")
+        NotJudged(
+            f"{words[stage]} of {counted(int(mask.sum()), 'page')}", f"no {stage} snapshot was recorded"
+        )
         for stage, mask in ladder.missing.items()
         if mask.any() and timeline.scope.has_stage(*_LOOKS[stage]) and stage not in unasked
     ]
     unknown = int((~ladder.cells.rows_known & ladder.cells.said).sum())
     if unknown:
-        missing.append(NotJudged(f"{unknown} pages", "how many rows of them are valid was not recorded"))
+        missing.append(NotJudged(counted(unknown, "page"), "how many rows are valid was not recorded"))
     if ladder.unjudged_reads and timeline.scope.has_stage("destination"):
         missing.append(
             NotJudged(
-                f"{ladder.unjudged_reads} page snapshots at reads (RD)", "no earlier snapshot to compare with"
+                counted(ladder.unjudged_reads, "page snapshot at reads (RD)", "page snapshots at reads (RD)"),
+                "no earlier snapshot to compare with",
             )
         )
     if tables.unknown and timeline.scope.has_stage("table"):
         missing.append(
-            NotJudged(f"the block tables of {tables.unknown} reads", "allocations of them were not recorded")
+            NotJudged(
+                f"the block tables of {counted(tables.unknown, 'read')}", "allocations were not recorded"
+            )
         )
     formats = timeline.trace.table("buffer")["format"]
     unknown_formats = int((formats != OPAQUE).sum()) - len(timeline.buffers)
     if unknown_formats:
         missing.append(
             NotJudged(
-                f"{unknown_formats} buffers",
-                "this version does not know their page format",
+                counted(unknown_formats, "buffer"),
+                "this version does not know the page format",
             )
         )
     return missing

@@ -20,6 +20,7 @@ from replay.recorded import ReadCase, StoreCase
 from replay.reexecute import Rung
 from replay.timeline import Timeline
 from replay.verdict import Finding, NotJudged
+from replay.words import counted
 
 if TYPE_CHECKING:
     import torch
@@ -66,7 +67,8 @@ def run(
     if wrong_rows:
         unclear.append(
             NotJudged(
-                "re-execution in Triton", f"{wrong_rows} rows disagree with the reference on this machine"
+                "re-execution in Triton",
+                f"on this machine {counted(wrong_rows, 'row')} outside the bound of the reference",
             )
         )
     pages: list[PageEvidence] = []

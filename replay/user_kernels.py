@@ -20,6 +20,7 @@ from replay.kernels.reference import check_store, logits_reference, top_k_violat
 from replay.recorded import ReadCase, StoreCase
 from replay.timeline import Timeline
 from replay.verdict import NotJudged
+from replay.words import counted
 
 if TYPE_CHECKING:
     from replay.kernels.userkernel import Job
@@ -178,7 +179,7 @@ def _run_user(
             else:
                 found.append(outputs)
     for reason, details in reasons.items():
-        calls = f"{len(details)} of {len(jobs)} calls"
+        calls = f"{len(details)} of {counted(len(jobs), 'call')}"
         unclear.append(NotJudged(f"{what}, {calls}", reason, details[0]))
     return found
 

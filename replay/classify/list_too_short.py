@@ -16,6 +16,7 @@ from replay.classify.undelivered import look, still_old
 from replay.findings import PageEvidence, byte_ranges, kind_name
 from replay.timeline import Timeline
 from replay.verdict import Confidence, PageFinding, RunnerUp
+from replay.words import counted
 
 Bool = npt.NDArray[np.bool_]
 
@@ -61,7 +62,7 @@ def explain(case: Case, evidence: Evidence, bad: Bool, stage: str) -> Explanatio
         expected=next(stage for stage in ("SE", "SE+", "ST") if case.has(stage)),
         observed="RC",
         evidence=(
-            f"the descriptors bring the first {first} pages and none from logical page {first} on",
+            f"the descriptors bring {counted(first, 'page')} and none from logical page {first} on",
             *(("the pages hold what was there before the transfer",) if confidence == "certain" else ()),
         ),
         runner_up=RunnerUp("F01", "the first pages of the same buffer were sent"),

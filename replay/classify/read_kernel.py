@@ -31,6 +31,7 @@ from replay.page_columns import BufferInfo
 from replay.recorded import ReadCase
 from replay.timeline import Timeline
 from replay.verdict import Confidence, PageFinding, RunnerUp
+from replay.words import counted
 
 Bool = npt.NDArray[np.bool_]
 F64 = npt.NDArray[np.float64]
@@ -170,7 +171,7 @@ def explain(timeline: Timeline, evidence: Evidence, question: Question) -> list[
     step = int(timeline.trace.table("read")["step"][case.read])
     whose = f"your kernel {case.kernel}" if case.kernel else "recorded"
     lines = (
-        f"step {step}: {int(wrong.sum())} of {case.rows} logits lie outside the bound; row {worst}: {whose} "
+        f"step {step}: {counted(int(wrong.sum()), 'logit')} of {case.rows} outside the bound; row {worst}: {whose} "
         f"{float(case.logits[worst]):.6g}, reference {float(question.right[worst]):.6g}, "
         f"bound {float(question.bound[worst]):.2g}",
         *found.evidence,

@@ -12,6 +12,7 @@ from replay.findings import PageEvidence
 from replay.tables import TableCase
 from replay.timeline import Timeline
 from replay.verdict import Confidence, Donor, PageFinding, RunnerUp
+from replay.words import counted
 
 KIND = Kind(
     code="F18",
@@ -49,7 +50,7 @@ def explain(timeline: Timeline, evidence: Evidence, case: TableCase) -> list[Pag
     table = timeline.trace.table("read")
     lines = [
         f"entries {_list(case.logical)} of the table were {_list(case.seen)}; the allocator gave {_list(case.given)}",
-        f"step {int(table['step'][case.read])}, {int(table['rows'][case.read])} rows"
+        f"step {int(table['step'][case.read])}, {counted(int(table['rows'][case.read]), 'row')}"
         + ("; the table changed while the kernel ran" if case.during else ""),
     ]
     if rooms:

@@ -15,6 +15,7 @@ from replay.kernels.reference import StoreCheck, check_store
 from replay.recorded import StoreCase
 from replay.timeline import Timeline
 from replay.verdict import Confidence, PageFinding
+from replay.words import counted, verb
 
 KIND = Kind(
     code="F30",
@@ -80,10 +81,9 @@ def explain(timeline: Timeline, evidence: Evidence, case: StoreCase, check: Stor
             byte_ranges=spans,
         ),
         evidence=(
-            f"{span(rows)}: {int(check.wrong_codes.sum())} codes and {int(check.wrong_scales.sum())} scales lie "
-            "outside what a right store can make of the recorded inputs",
-            f"the {int(check.reproduced.sum())} other rows of this store in the page are reproduced",
-            f"store of {len(position)} rows, step {int(timeline.trace.table('store')['step'][case.store])}; "
+            f"{span(rows)}: {_codes_and_scales(check)} outside what a right store can make of the recorded inputs",
+            *_reproduced(int(check.reproduced.sum())),
+            f"store of {counted(len(position), 'row')}, step {int(timeline.trace.table('store')['step'][case.store])}; "
             + (
                 f"your kernel {case.kernel} did it again in an empty page"
                 if case.kernel
@@ -92,6 +92,19 @@ def explain(timeline: Timeline, evidence: Evidence, case: StoreCase, check: Stor
         ),
         rule=rule,
     )
+
+
+def _codes_and_scales(check: StoreCheck) -> str:
+    codes, scales = int(check.wrong_codes.sum()), int(check.wrong_scales.sum())
+    parts = [counted(number, noun) for number, noun in ((codes, "code"), (scales, "scale")) if number]
+    return f"{' and '.join(parts)} {verb(codes + scales, 'lies', 'lie')}"
+
+
+def _reproduced(others: int) -> tuple[str, ...]:
+    if not others:
+        return ()
+    are = "is" if others == 1 else "are"
+    return (f"{counted(others, 'other row')} of this store in the page {are} reproduced",)
 
 
 def _unwritten(timeline: Timeline, case: StoreCase, wrong: np.ndarray) -> bool:

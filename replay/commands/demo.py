@@ -15,6 +15,7 @@ import click
 
 from replay.commands.output import Progress, to_json, write_new
 from replay.lab.faults import FAULTS
+from replay.words import counted
 
 if TYPE_CHECKING:
     from replay.lab.config import LabConfig
@@ -186,7 +187,8 @@ def _level(config: LabConfig, concurrency: int, out: Path, say: _Say, *, last: b
         environ = {**OPTIONS, "KV_REPLAY_CAPTURE": str(folder)}
         with Pair(environ, config.transport) as pair:
             say(
-                f"{concurrency} at a time: {config.requests} requests, pages over {_carrier(pair.transport)}",
+                f"{concurrency} at a time: {counted(config.requests, 'request')}, pages over "
+                f"{_carrier(pair.transport)}",
                 pair.note,
             )
             result = pair.run(replace(config, concurrency=concurrency))
@@ -249,10 +251,10 @@ def _rates(levels: list[Level]) -> list[str]:
         share = f"{100 * level.hit / max(level.served, 1):.0f} %"
         done = level.result.stats["decode"]["triton"], level.result.stats["prefill"]["triton"]
         lines.append(
-            f"{level.concurrency:>4} at a time: {level.hit} of {level.served} replies hit ({share}); the replay "
-            f"names {level.named} requests"
+            f"{level.concurrency:>4} at a time: {level.hit} of {counted(level.served, 'reply', 'replies')} hit "
+            f"({share}); the replay names {counted(level.named, 'request')}"
         )
-    sample = f"{done[1]['store']} pages stored and {done[0]['read']} read"
+    sample = f"{counted(done[1]['store'], 'page')} stored and {done[0]['read']} read"
     lines.append(f"{sample} by the Triton kernels on the interpreter, all others by their torch twins")
     return lines
 

@@ -10,11 +10,15 @@ import click
 import numpy as np
 
 from replay.commands.output import to_json
+from replay.words import counted
 
 if TYPE_CHECKING:
     from replay.trace.reader import ProcessInfo, Trace
 
 SCHEMA = "kv-replay/info/1"
+
+#: Hooks that the line about those that never fired names.
+_NAMES = 3
 
 
 @click.command()
@@ -22,8 +26,9 @@ SCHEMA = "kv-replay/info/1"
     "traces", metavar="TRACE|FOLDER...", nargs=-1, required=True, type=click.Path(path_type=Path, exists=True)
 )
 @click.option("--json", "as_json", is_flag=True, help="Print it as JSON alone.")
-def command(traces: tuple[Path, ...], as_json: bool) -> None:
-    """Say what is missing in a trace (losses, cut journals, hooks that never fired), then what is there."""
+@click.option("-v", "--verbose", is_flag=True, help="List the hooks that never fired.")
+def command(traces: tuple[Path, ...], as_json: bool, verbose: bool) -> None:
+    """Say what is missing in a trace (losses, cut journals, hooks that see a part), then what is there."""
     from replay.trace.reader import open_trace
 
     with open_trace(*traces) as trace:
@@ -35,6 +40,8 @@ def command(traces: tuple[Path, ...], as_json: bool) -> None:
     click.echo("Missing" if missing else "Missing: nothing that the trace knows of")
     for line in missing:
         click.echo(f"  {line}")
+    for line in _silent(body["never_fired"], verbose):
+        click.echo(line)
     click.echo("There")
     for line in _there(body):
         click.echo(f"  {line}")
@@ -46,6 +53,7 @@ def describe(trace: Trace) -> dict[str, Any]:
         "schema": SCHEMA,
         "files": [{"file": str(path), "bytes": path.stat().st_size} for path in trace.paths],
         "missing": missing(trace),
+        "never_fired": never_fired(trace),
         "processes": [_process(trace, number) for number in range(len(trace.processes))],
         "requests": _requests(trace),
         "snapshots": _snapshots(trace),
@@ -91,27 +99,29 @@ def losses(trace: Trace) -> list[str]:
     for (number, stage, what, reason), times in lost.most_common():
         why = f": {reason}" if reason else ""
         name = _name(trace.processes[number])
-        found.append(f"{name}: {times:,} {what or 'records'} lost at the {stage}{why}")
+        records = counted(times, f"{what} record" if what else "record")
+        found.append(f"{name}: {records} lost at the {stage}{why}")
     return found
 
 
-def _hooks(trace: Trace) -> list[str]:
-    """Hooks that are not attached, see only a part, or never fired; the last record of a name holds."""
+def _last_hooks(trace: Trace) -> dict[tuple[int, str], int]:
+    """(process, hook) -> the row of the hook table that holds: the last one."""
     table = trace.table("hook")
-    last = {
-        (int(process), name): row
-        for row, (process, name) in enumerate(zip(table["process"], table["name"], strict=True))
-    }
-    state, fired, complete = table["state"], table["fired"], table["complete"]
-    covers, note = table["covers"], table["note"]
+    names = zip(table["process"], table["name"], strict=True)
+    return {(int(process), str(name)): row for row, (process, name) in enumerate(names)}
+
+
+def _hooks(trace: Trace) -> list[str]:
+    """Hooks that are not attached or see only a part."""
+    table = trace.table("hook")
+    last = _last_hooks(trace)
+    state, complete, covers, note = (table[name] for name in ("state", "complete", "covers", "note"))
     found = []
     for (process, name), row in last.items():
         where = f"{_name(trace.processes[process])}: hook {name} ({covers[row]})"
         because = f": {note[row]}" if note[row] else ""
         if state[row] != "attached":
             found.append(f"{where} is {state[row]}{because}")
-        elif not fired[row]:
-            found.append(f"{where} never fired{because}")
         elif not complete[row]:
             found.append(f"{where} does not see everything{because}")
     seen = {process for process, _ in last}
@@ -121,6 +131,28 @@ def _hooks(trace: Trace) -> list[str]:
         if number not in seen
     ]
     return found
+
+
+def never_fired(trace: Trace) -> list[dict[str, str]]:
+    """Attached hooks whose function was never called: the engine goes another way, or had no use for it."""
+    table = trace.table("hook")
+    return [
+        {"process": _name(trace.processes[process]), "hook": name, "covers": str(table["covers"][row])}
+        for (process, name), row in _last_hooks(trace).items()
+        if table["state"][row] == "attached" and not table["fired"][row]
+    ]
+
+
+def _silent(hooks: list[dict[str, str]], verbose: bool) -> list[str]:
+    """One line about hooks that never fired; one for each of them where asked."""
+    if not hooks:
+        return []
+    told = counted(len(hooks), "attached hook") + " never fired"
+    if verbose:
+        return [told, *(f"  {item['process']}: {item['hook']} ({item['covers']})" for item in hooks)]
+    names = list(dict.fromkeys(item["hook"] for item in hooks))
+    more = ", ..." if len(names) > _NAMES else ""
+    return [f"{told}: {', '.join(names[:_NAMES])}{more} (-v lists them)"]
 
 
 def _process(trace: Trace, number: int) -> dict[str, Any]:
@@ -197,18 +229,18 @@ def _there(body: dict[str, Any]) -> list[str]:
         for buffer in process["buffers"]:
             layers = len(buffer["layers"])
             lines.append(
-                f"  {buffer['name']}  {layers} layer{'s' if layers > 1 else ''}, {buffer['pages']:,} pages, format "
+                f"  {buffer['name']}  {counted(layers, 'layer')}, {counted(buffer['pages'], 'page')}, format "
                 f"{buffer['format']}, pitch {buffer['pitch']:,}, item length {buffer['item_length']:,}"
             )
     requests = body["requests"]
     phases = ", ".join(f"{name} {count:,}" for name, count in requests["phases"].items())
-    lines.append(f"{requests['requests']:,} requests" + (f" ({phases})" if phases else ""))
+    lines.append(counted(requests["requests"], "request") + (f" ({phases})" if phases else ""))
     for item in body["snapshots"]:
         stage = f"{item['stage']} {item['moment']}".strip()
-        lines.append(f"snapshots {stage}: {item['snapshots']:,}, {item['pages']:,} pages")
+        lines.append(f"snapshots {stage}: {item['snapshots']:,}, {counted(item['pages'], 'page')}")
     contents = body["contents"]
     lines.append(
-        f"{contents['distinct']:,} distinct page contents, {contents['with_bytes']:,} with their bytes "
+        f"{counted(contents['distinct'], 'distinct page content')}, {contents['with_bytes']:,} with bytes "
         f"({contents['bytes']:,} bytes)"
     )
     counts = [f"{name} {count:,}" for name, count in body["records"].items()]

@@ -10,6 +10,7 @@ from capture_hooks.layouts import LAYOUTS
 from replay.commands.kernel_names import check_kernels, kernel_name
 from replay.commands.output import Progress, to_json
 from replay.verdict import EXIT_CLEAN, EXIT_DIVERGENT, EXIT_INCONCLUSIVE
+from replay.words import counted, verb
 
 SCHEMA = "kv-replay/kernels/1"
 
@@ -199,9 +200,9 @@ def _mark(result: Any) -> str:
         return ""
     notes = []
     if getattr(result, "stray_bytes", 0):
-        notes.append(f"{result.stray_bytes:,} bytes changed outside the rows")
+        notes.append(f"{counted(result.stray_bytes, 'byte')} changed outside the rows")
     if getattr(result, "invalid_top_k", 0):
-        notes.append(f"top-k of {result.invalid_top_k} requests does not follow from its logits")
+        notes.append(f"top-k of {counted(result.invalid_top_k, 'request')} does not follow from its logits")
     return "  WRONG" + (f": {', '.join(notes)}" if notes else "")
 
 
@@ -218,7 +219,11 @@ def _show_end(stores: list[Any], reads: list[Any], verbose: bool) -> None:
         status: sum(r.status == status for r in stores) + sum(r.status == status for r in reads)
         for status in ("wrong", "not judged")
     }
-    said = f"{counts['wrong']} outside their bounds" if counts["wrong"] else "none outside its bound"
+    wrong = counts["wrong"]
+    said = (
+        f"{wrong} outside {verb(wrong, 'its bound', 'their bounds')}" if wrong else "none outside its bound"
+    )
     if counts["not judged"]:
         said += f", {counts['not judged']} not judged"
-    click.echo(f"\n{len(stores)} stores and {len(reads)} reads ({rows:,} rows read): {said}")
+    checked = f"{counted(len(stores), 'store')} and {counted(len(reads), 'read')}"
+    click.echo(f"\n{checked} ({counted(rows, 'row')} read): {said}")

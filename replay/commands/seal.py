@@ -9,6 +9,7 @@ import click
 
 from replay.commands.output import Progress, check_new
 from replay.verdict import EXIT_UNREADABLE
+from replay.words import counted
 
 if TYPE_CHECKING:
     from replay.trace.seal import SealedProcess
@@ -64,6 +65,6 @@ def _tell(path: Path, sealed: list[SealedProcess]) -> None:
     click.echo(f"{path}  {path.stat().st_size:,} bytes")
     for item in sealed:
         state = "ended" if item.ended else "no end recorded: killed, or still alive"
-        click.echo(f"  {item.process.role} {item.process.rank}  {item.events:,} records, {state}")
+        click.echo(f"  {item.process.role} {item.process.rank}  {counted(item.events, 'record')}, {state}")
         if item.cut:
             click.echo(f"    not readable: {item.cut}")

@@ -8,6 +8,7 @@ import click
 
 from replay.commands.output import Progress, check_new
 from replay.verdict import EXIT_INCONCLUSIVE, STAGES
+from replay.words import counted
 
 _PATH = click.Path(path_type=Path, exists=True)
 #: Longest range of pages or layers that may be asked for.
@@ -91,7 +92,9 @@ def command(
     click.echo(f"{out}  {out.stat().st_size:,} bytes")
     beside = done.requests - len(done.rooms)
     more = f" and {beside:,} more as evidence" if beside > 0 else ""
-    click.echo(f"  {len(done.rooms):,} requests{more}, {done.records:,} of {done.of:,} records")
+    click.echo(
+        f"  {counted(len(done.rooms), 'request')}{more}, {done.records:,} of {counted(done.of, 'record')}"
+    )
     if done.verdict is not None:
         click.echo(f"  its verdict is that of the whole trace within this scope: {done.verdict}")
     for what in done.beside:
@@ -99,5 +102,7 @@ def command(
     if done.level:
         click.echo("  more was kept than these choices name: the verdict stands on it")
     if done.lost:
-        click.echo(f"  {done.lost:,} records that are evidence were left out and are told as lost")
+        click.echo(
+            f"  {counted(done.lost, 'record')} of evidence left out, which the new trace tells as lost"
+        )
     return EXIT_INCONCLUSIVE if done.lost else 0

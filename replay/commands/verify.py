@@ -9,6 +9,7 @@ import click
 
 from replay.commands.output import Progress, to_json
 from replay.verdict import EXIT_INCONCLUSIVE, EXIT_UNREADABLE
+from replay.words import counted
 
 if TYPE_CHECKING:
     from replay.trace.verify import Checked
@@ -74,11 +75,12 @@ def _as_json(item: Checked) -> dict[str, Any]:
 
 def _tell(item: Checked, verbose: bool) -> None:
     count = len(item.problems)
-    state = "whole" if not count else f"DAMAGED, {count:,} problem{'s' if count > 1 else ''}"
+    state = "whole" if not count else f"DAMAGED, {counted(count, 'problem')}"
     click.echo(f"{item.path}: {state}")
     click.echo(
-        f"  checked {item.records:,} records, {item.contents:,} page contents ({item.contents_with_bytes:,} with their "
-        f"bytes), {item.blobs:,} blobs of {item.blob_bytes:,} bytes"
+        f"  checked {counted(item.records, 'record')}, {counted(item.contents, 'page content', 'page contents')} "
+        f"({item.contents_with_bytes:,} with bytes), {counted(item.blobs, 'blob')} of "
+        f"{counted(item.blob_bytes, 'byte')}"
     )
     for problem in item.problems if verbose else item.problems[:_SHOWN]:
         click.echo(f"  {problem.where}: {problem.what}")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 
 from capture_hooks.layouts import Layout
+from replay.words import counted
 
 ROPE_DIM = 64
 
@@ -65,7 +66,9 @@ def check_store(
         outside = (slots < 0) | (slots >= limit)
         if bool(outside.any()):
             index = int(outside.nonzero()[0])
-            _fail("slots", (index,), int(slots[index]), limit, f"a cache of {cache.shape[0]} pages")
+            _fail(
+                "slots", (index,), int(slots[index]), limit, f"a cache of {counted(cache.shape[0], 'page')}"
+            )
         ordered, order = slots.sort(stable=True)
         same = ordered[1:] == ordered[:-1]
         if bool(same.any()):
@@ -109,7 +112,8 @@ def check_read(
     if bool(outside.any()):
         index = int(outside.nonzero()[0])
         raise ValueError(
-            f"rows[{index}] is {int(rows[index])}; a table of {width} pages holds 0..{limit} rows of {layout.name}"
+            f"rows[{index}] is {int(rows[index])}; a table of {counted(width, 'page')} holds 0..{limit} rows "
+            f"of {layout.name}"
         )
     if width == 0:
         return

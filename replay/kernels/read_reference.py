@@ -31,6 +31,7 @@ import numpy.typing as npt
 from capture_hooks.layouts import Layout
 from replay.kernels.formats import F32, F64, U8
 from replay.kernels.pages import decode_pages
+from replay.words import counted, verb
 
 Bool = npt.NDArray[np.bool_]
 I64 = npt.NDArray[np.int64]
@@ -68,7 +69,8 @@ def logits_reference(
     """
     if not 0 <= rows <= len(pages) * layout.rows:
         raise ValueError(
-            f"{len(pages)} pages hold 0..{len(pages) * layout.rows} rows of {layout.name}, not {rows}"
+            f"{counted(len(pages), f'{layout.name} page')} {verb(len(pages), 'holds', 'hold')} "
+            f"0..{len(pages) * layout.rows} rows, not {rows}"
         )
     if query.ndim != 2 or query.shape[1] != layout.head_dim or weights.shape != (query.shape[0],):
         raise ValueError(

@@ -25,6 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from capture_hooks.layouts import layout
+from replay.words import counted
 
 F32 = npt.NDArray[np.float32]
 I32 = npt.NDArray[np.int32]
@@ -145,7 +146,7 @@ def read_job(
     if outside.any():
         request, entry = (int(i) for i in np.argwhere(outside)[0])
         raise ValueError(
-            f"table[{request}, {entry}] is {table[request, entry]}; the cache has {len(cache)} pages"
+            f"table[{request}, {entry}] is {table[request, entry]}; the cache has {counted(len(cache), 'page')}"
         )
     return Job(
         {"kind": "read", "spec": spec, "layout": layout_name, "k": k},
@@ -209,7 +210,9 @@ def store_job(
     outside = (slots < 0) | (slots >= limit)
     if outside.any():
         index = int(np.argmax(outside))
-        raise ValueError(f"slots[{index}] is {slots[index]}; {len(pages)} pages have {limit} rows")
+        raise ValueError(
+            f"slots[{index}] is {slots[index]}, not one of the {limit} rows of {counted(len(pages), 'page')}"
+        )
     return Job(
         {"kind": "store", "spec": spec, "layout": layout_name, "epsilon": epsilon},
         {"cache": pages, "slots": slots, "keys": keys, "rope": rope, "norm_weight": norm_weight},

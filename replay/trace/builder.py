@@ -49,6 +49,7 @@ from capture_hooks.events import (
 )
 from capture_hooks.layouts import layout
 from replay.trace.writer import TraceWriter
+from replay.words import counted
 
 #: What the judge wants to know whether a hook saw all of it.
 COVERS = ("store", "alloc", "send", "receive", "completion", "read", "top-k", "copy", "metadata")
@@ -124,12 +125,17 @@ class ProcessBuilder:
         pages = len(fields.get("pages", ()))
         logical = fields.get("logical")
         if logical is not None and len(logical) != pages:
-            raise ValueError(f"snapshot: {len(logical)} logical pages for {pages} pages")
+            raise ValueError(
+                f"snapshot: {counted(len(logical), 'logical page')} for {counted(pages, 'page')}"
+            )
         for name in ("digests", "row_values", "row_scales", "data"):
             if fields.get(name) is None:
                 fields.pop(name, None)
             elif len(fields[name]) != pages:
-                raise ValueError(f"snapshot: {name} has {len(fields[name])} entries for {pages} pages")
+                raise ValueError(
+                    f"snapshot: {name} has {counted(len(fields[name]), 'entry', 'entries')} for "
+                    f"{counted(pages, 'page')}"
+                )
         if "data" in fields:
             self._check_data(fields)
         return self._emit(Snapshot, fields)

@@ -17,6 +17,7 @@ from capture_hooks.journal import JournalError, JournalReader
 from replay.trace.errors import TraceError
 from replay.trace.file import TRACE_SUFFIX, process_place
 from replay.trace.writer import TraceWriter
+from replay.words import counted
 
 #: Called with what is being done, how much of it is done, and how much there is (0: not known).
 Progress = Callable[[str, int, int], None]
@@ -105,7 +106,8 @@ def _seal_one(journal: Path, writer: TraceWriter, progress: Progress | None) -> 
             )
         missing = [reader.cut] if reader.cut else []
         missing += [
-            f"{count:,} records of a later version ({table})" for table, count in reader.unknown.items()
+            f"{counted(count, 'record')} of a later version ({table})"
+            for table, count in reader.unknown.items()
         ]
         cut = "; ".join(missing)
         writer.end_process(number, reader.ended, cut, size)

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from replay.trace.errors import DAMAGED, TraceError
 from replay.trace.file import TraceFile
 from replay.trace.schema import STAMPS, TABLES, Column
+from replay.words import counted
 
 Array = npt.NDArray[Any]
 I32 = npt.NDArray[np.int32]
@@ -190,7 +191,7 @@ class Table:
     def _place(self, row: int) -> tuple[Source, int]:
         """The file that holds ``row``, and its row there."""
         if not 0 <= row < len(self):
-            raise IndexError(f"table {self.name} has {len(self)} rows, not row {row}")
+            raise IndexError(f"table {self.name} has {counted(len(self), 'row')}, not row {row}")
         at = row if self._order is None else int(self._order[row])
         for source, count in zip(self._sources, self._counts, strict=True):
             if at < count:

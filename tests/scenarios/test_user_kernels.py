@@ -126,7 +126,7 @@ def test_a_kernel_that_raises_is_one_sentence_and_its_traceback_comes_with_verbo
     line = 1 + MODULE.splitlines().index('    raise RuntimeError("not for this format")')
     reason = f"it raised RuntimeError: not for this format (mine.py:{line})"
     assert (done.returncode, more.returncode) == (3, 3), done.stderr
-    assert f"your read kernel mine:raises, 1 of 1 calls: {reason}" in " ".join(done.stdout.split())
+    assert f"your read kernel mine:raises, 1 of 1 call: {reason}" in " ".join(done.stdout.split())
     assert "in raises" not in done.stdout
     assert reason in " ".join(more.stdout.split())
     assert f'mine.py", line {line}, in raises' in " ".join(more.stdout.split())

@@ -103,9 +103,9 @@ def test_a_snapshot_is_checked_against_its_own_pages_and_its_buffer(tmp_path: Pa
         with pytest.raises(ValueError, match="add buffer 0 first"):
             process.snapshot(stage="RC", buffer=0, pages=[1], logical=[0], data=pages(1))
         process.buffer(buffer=0)
-        with pytest.raises(ValueError, match="1 logical pages for 2 pages"):
+        with pytest.raises(ValueError, match="1 logical page for 2 pages"):
             process.snapshot(stage="RC", buffer=0, pages=[1, 2], logical=[0])
-        with pytest.raises(ValueError, match="data has 1 entries for 2 pages"):
+        with pytest.raises(ValueError, match="data has 1 entry for 2 pages"):
             process.snapshot(stage="RC", buffer=0, pages=[1, 2], logical=[0, 1], data=pages(1))
         with pytest.raises(ValueError, match="8448"):
             process.snapshot(stage="RC", buffer=0, pages=[1], logical=[0], data=pages(1)[:, :4352])

@@ -81,9 +81,9 @@ def test_a_users_wrong_kernels_are_found(folder: Path) -> None:
     ]
     assert order == sorted(order)
     lines = {line.split()[0]: line for line in done.stdout.splitlines() if line.strip()}
-    assert lines["mine:wrong"].endswith("WRONG: top-k of 1 requests does not follow from its logits")
+    assert lines["mine:wrong"].endswith("WRONG: top-k of 1 request does not follow from its logits")
     assert int(lines["mine:wrong"].split()[6]) > 300  # rows outside their bound
-    assert lines["mine:spills"].endswith("WRONG: 1 bytes changed outside the rows")
+    assert lines["mine:spills"].endswith("WRONG: 1 byte changed outside the rows")
     assert "WRONG" not in lines["triton"]
     assert "3 outside their bounds" in done.stdout
 

@@ -175,7 +175,7 @@ def test_rows_with_a_nan_key_are_not_judged() -> None:
 def test_a_length_past_the_pages_is_refused() -> None:
     layout = LAYOUTS["fp8"]
     query, weights = make_query(12)
-    with pytest.raises(ValueError, match=r"1 pages hold 0\.\.64 rows of fp8, not 65"):
+    with pytest.raises(ValueError, match=r"1 fp8 page holds 0\.\.64 rows, not 65"):
         logits_reference(layout, make_pages(layout, 1), 65, query, weights)
     assert len(logits_reference(layout, make_pages(layout, 1), 0, query, weights)[0]) == 0
 

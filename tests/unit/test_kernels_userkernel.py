@@ -200,7 +200,7 @@ def test_addresses_outside_the_cache_never_reach_the_kernel(case) -> None:
     case.table[0, 1] = len(case.cache)
     with pytest.raises(ValueError, match=rf"table\[0, 1\] is {len(case.cache)}"):
         job(case, 8)
-    with pytest.raises(ValueError, match=r"slots\[0\] is 64; 1 pages have 64 rows"):
+    with pytest.raises(ValueError, match=r"slots\[0\] is 64, not one of the 64 rows of 1 page"):
         userkernel.store_job(
             "a:b",
             "fp8",

@@ -72,6 +72,21 @@ def test_wrong_sizes_are_refused(text: str) -> None:
         parse_size(text)
 
 
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("KV_REPLAY_RING_SECONDS", "a number of seconds from 0 on"),
+        ("KV_REPLAY_STORE_EVERY", "a whole number from 1 on"),
+    ],
+)
+@pytest.mark.parametrize("text", ["many", "-1", "nan"])
+def test_a_value_of_another_kind_is_told_in_words(name: str, expected: str, text: str) -> None:
+    options, warnings = Options.from_environ({name: text})
+    assert options == Options()
+    (warning,) = warnings
+    assert f"expected {expected}" in warning
+
+
 def test_an_unknown_name_warns_with_the_nearest_right_one() -> None:
     options, warnings = Options.from_environ({"KV_REPLAY_RING_SECOND": "3"})
     assert options == Options()

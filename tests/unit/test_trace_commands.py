@@ -43,15 +43,45 @@ def test_info_says_first_what_is_missing_then_what_is_there(
         "Missing",
         "  decode 0: its journal is cut: an unfinished frame at byte 99",
         "  decode 0: no end recorded: it was killed, or is still alive",
-        "  prefill 0: 7 snapshot lost at the queue: the queue was full",
-        "  prefill 0: hook lab.store (store) never fired",
+        "  prefill 0: 7 snapshot records lost at the queue: the queue was full",
         "  prefill 0: hook lab.send (send) is detached: ValueError, 3 times",
         "  prefill 0: hook lab.alloc (alloc) does not see everything",
         "  decode 0: no hook was told, so absence of a record proves nothing",
         "  no page bytes were kept: differing bytes cannot be shown, only differing rows",
+        "1 attached hook never fired: lab.store (-v lists them)",
     ]
     assert "prefill 0  mode digest" in there
-    assert "snapshots ST: 1, 1 pages" in there
+    assert "snapshots ST: 1, 1 page\n" in there
+
+
+def test_hooks_that_never_fired_are_one_line_and_a_list_where_asked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with TraceBuilder(tmp_path / "t.h5") as builder:
+        for role in ("prefill", "decode"):
+            process = builder.process(role=role)
+            for name in ("a", "b", "c", "d"):
+                process.hook(name=f"lab.{name}", covers="order", fired=0)
+            process.hook(name="lab.e", covers="store", fired=1)
+            process.hook(name="lab.f", covers="send", fired=0, state="missing", note="no such function")
+    code, out, _ = call(capsys, "info", tmp_path / "t.h5")
+    assert code == 0
+    assert out.splitlines()[:4] == [
+        "Missing",
+        "  prefill 0: hook lab.f (send) is missing: no such function",
+        "  decode 0: hook lab.f (send) is missing: no such function",
+        "8 attached hooks never fired: lab.a, lab.b, lab.c, ... (-v lists them)",
+    ]
+    assert out.splitlines()[4] == "There"
+
+    _, out, _ = call(capsys, "info", "-v", tmp_path / "t.h5")
+    assert "8 attached hooks never fired\n  prefill 0: lab.a (order)\n" in out
+
+    _, out, _ = call(capsys, "info", "--json", tmp_path / "t.h5")
+    body = json.loads(out)
+    assert body["never_fired"][0] == {"process": "prefill 0", "hook": "lab.a", "covers": "order"}
+    assert len(body["never_fired"]) == 8
+    assert len(body["missing"]) == 2
 
 
 def test_info_as_json_has_counts_of_everything(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -88,7 +118,7 @@ def test_verify_tells_whole_lossy_and_damaged_apart(
     code, out, _ = call(capsys, "verify", lossy(tmp_path / "lossy.h5"))
     assert code == 3
     assert "lossy.h5: whole" in out
-    assert "lost while recording: prefill 0: 7 snapshot lost at the queue" in out
+    assert "lost while recording: prefill 0: 7 snapshot records lost at the queue" in out
     data = bytearray(path.read_bytes())
     data[data.index(pages(1, 1).tobytes()[:64])] ^= 1
     path.write_bytes(data)

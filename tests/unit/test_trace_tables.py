@@ -104,7 +104,7 @@ def test_a_wrong_table_column_or_row_is_a_clear_error(tmp_path: Path) -> None:
             _ = read["kernels"]
         with pytest.raises(KeyError, match="table_after"):
             read.ragged("logits")
-        with pytest.raises(IndexError, match="1 rows"):
+        with pytest.raises(IndexError, match="1 row,"):
             read.bulk("logits", 1)
 
 

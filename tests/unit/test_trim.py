@@ -173,7 +173,7 @@ def test_sides_that_were_cut_down_apart_and_joined_prove_no_absence(tmp_path: Pa
 def test_the_command_trims(path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out.h5"
     assert run(["trim", str(path), "--request", "3", "-o", str(out)]) == 0
-    assert "1 requests, " in capsys.readouterr().out
+    assert "1 request, " in capsys.readouterr().out
     assert run(["trim", str(path), "--request", "3", "-o", str(out)]) == 2
     assert run(["trim", str(path), "--request", "9", "-o", str(tmp_path / "no.h5")]) == 4
     assert run(["trim", str(path), "-o", str(tmp_path / "no.h5")]) == 2
