@@ -164,6 +164,8 @@ def _adopt_shared(timeline: Timeline, stage: dict[str, I64], reads: I64, read_ce
         row = int(first[number])
         if (int(snaps.process[row]), int(snaps.request[row]), int(snaps.page[row])) in shared:
             stage["RC"][number] = _arrived_for_owner(timeline, row)
+            if stage["ST"][number] < 0 and stage["SE"][number] < 0 and stage["SE+"][number] < 0:
+                stage["ST"][number] = _stored_for_owner(timeline, row)
 
 
 def _arrived_for_owner(timeline: Timeline, row: int) -> int:
@@ -179,6 +181,29 @@ def _arrived_for_owner(timeline: Timeline, row: int) -> int:
     rows = rows[(snaps.seq[rows] < snaps.seq[row]) & (snaps.moment[snaps.event[rows]] != "before")]
     rows = rows[snaps.request[rows] == owner]
     return int(rows[-1]) if len(rows) else last
+
+
+def _stored_for_owner(timeline: Timeline, row: int) -> int:
+    """Where the other side shares the page of a read too: the last ST that the owner of its page made, -1 if none.
+
+    What the request means by this logical page is what the sending side has there: nothing of it is sent.
+    """
+    snaps = timeline.snapshots
+    request, logical, slot = int(snaps.request[row]), int(snaps.logical[row]), int(snaps.slot[row])
+    for info in timeline.buffers:
+        if info.process == int(snaps.process[row]) or int(timeline.slot_of_buffer[info.number]) != slot:
+            continue
+        there = (np.array([info.process]), np.array([request]), np.array([logical]))
+        page = int(timeline.given_pages(*there)[0])
+        mine = timeline.alloc_row(info.process, request, page) if page >= 0 else None
+        if mine is None or (info.process, request, page) not in timeline.shared_pages:
+            continue
+        owner = timeline.owner_before(info.process, page, int(timeline.allocs.seq[mine]))
+        rows = snaps.at_place("ST", info.number, page)
+        rows = rows[(snaps.request[rows] == owner) & (snaps.logical[rows] == logical)]
+        if len(rows):
+            return int(rows[-1])
+    return -1
 
 
 def _rows_per_page(timeline: Timeline, slot: int) -> int:

@@ -157,13 +157,16 @@ class DescriptorMap:
         row = self._over.get((int(self.sends["process"][send]), int(self.sends["transfer"][send])))
         return self.timeline.moment("transfer_state", row) if row is not None else None
 
-    def may_write(self, buffer: int, page: int, begin: Moment, end: Moment) -> bool:
+    def may_write(self, buffer: int, page: int, begin: Moment, end: Moment, *, besides: int = -1) -> bool:
         """Whether some transfer that names the page may have written to it between two moments.
 
-        Only a proven order rules a transfer out: it was over before ``begin``, or posted after ``end``.
+        Only a proven order rules a transfer out: it was over before ``begin``, or posted after ``end``. Those of the
+        request ``besides`` are left out.
         """
         order, timeline = self.timeline.order, self.timeline
         for send in np.unique(self.pieces.send[self.touching(buffer, page)]).tolist():
+            if int(self.request[send]) == besides:
+                continue
             over = self.completion(send)
             if over is not None and order.before(over, begin):
                 continue
@@ -196,6 +199,8 @@ class DescriptorMap:
         elsewhere = (stored >= 0) & (column_at(snaps.process, stored) != cells.process)
         source = np.where((source < 0) & elsewhere, stored, source)
         judged = (seen >= 0) & (source >= 0) & np.isin(cells.request, self.request)
+        # A page that is shared with its first owner was brought for that one.
+        judged &= column_at(snaps.request, seen) == cells.request
         sizes = np.array([b.layout.page_bytes for b in self.timeline.buffers] or [0], np.int64)
         whole = (pieces.start == 0) & (pieces.source_start == 0) & (pieces.buffer >= 0) & (pieces.source >= 0)
         whole &= pieces.stop == sizes[np.maximum(pieces.buffer, 0)]

@@ -48,6 +48,7 @@ class Hypothesis:
     what: str  #: what the reader does, in words
     keys: Keys
     open: bool = False  #: it tells only which rows are touched, not what is read in them
+    told: bool = False  #: the record of the read itself says that this was done
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +196,9 @@ class _Tally:
 
     def fit(self, hypothesis: Hypothesis) -> Fit | None:
         """The fit, None where too little was told."""
-        told = self.unknown if hypothesis.open else self.matched
+        told = self.matched
+        if hypothesis.open or hypothesis.told:
+            told += self.unknown
         if told < LEAST_ROWS or self.spared > _CHANCE * (self.unknown + self.spared):
             return None
         return Fit(hypothesis, self.matched, self.unknown)

@@ -36,8 +36,8 @@ def explain(case: Case, evidence: Evidence, bad: Bool, stage: str) -> Explanatio
         return None
     pieces = evidence.descriptors.pieces
     touching = evidence.descriptors.touching(case.buffer.number, case.page)
-    if (pieces.request[touching] != case.request).any():
-        return None  # another transfer names the page: it may have written it
+    if (pieces.request[touching] != case.request).any() and _others_may_write(case, evidence):
+        return None  # another request's transfer names the page: it may have written it
     if not _over_before(case, evidence):
         return None  # the transfer may still have been on its way
     writers = evidence.covers(case.process, "store", "receive") and _sends_covered(case, evidence)
@@ -59,6 +59,14 @@ def explain(case: Case, evidence: Evidence, bad: Bool, stage: str) -> Explanatio
         ),
         runner_up=RunnerUp("F09", "the later look shows the same wrong bytes: nothing arrived late"),
     )
+
+
+def _others_may_write(case: Case, evidence: Evidence) -> bool:
+    """Whether a transfer of another request may have written the page after it was last seen old."""
+    if not case.has("RC-"):
+        return True
+    begin, end = case.moment("RC-"), case.moment("LT")
+    return evidence.descriptors.may_write(case.buffer.number, case.page, begin, end, besides=case.request)
 
 
 def _over_before(case: Case, evidence: Evidence) -> bool:

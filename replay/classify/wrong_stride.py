@@ -68,7 +68,8 @@ def misreadings(question: Question) -> Iterator[Hypothesis]:
         of = f" = page {stride // right} * p" if stride % right == 0 else ""
         what = f"page p is read at byte p * {stride:,}{of}, the stride of the buffer is {right:,}"
         address = question.buffer.address + question.case.physical * stride
-        yield Hypothesis("F20", what, at_addresses(question, address))
+        told = stride == question.case.stride
+        yield Hypothesis("F20", what, at_addresses(question, address), told=told)
 
 
 def at_table(timeline: Timeline, evidence: Evidence, case: TableCase) -> list[PageEvidence]:
