@@ -31,7 +31,7 @@ demo: venv  ## Record a prefill/decode pair under load, replay it, print the ver
 	@$(BIN)/replay demo $(DEMO) || test $$? -eq 1  # 1: divergent, as it should be with a fault in it
 
 .PHONY: test
-test: $(VENV)/.ready-dev  ## Run the whole test suite
+test: $(VENV)/.ready-dev sglang  ## Run the whole test suite
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup $(TESTS)
 
 .PHONY: lint
@@ -79,6 +79,25 @@ $(VENV)/.ready: pyproject.toml constraints.txt $(VENV)/.torch
 	@$(PIP) install -c $(PINS) -e .
 	@$(PIP) install --no-deps $(NIXL_PINS) || \
 	    echo "NIXL could not be installed here: the lab will use its TCP transport instead, and says so in the trace." >&2
+	@touch $@
+
+# SGLang stays out of site-packages: it asks for other versions of nearly everything. Each version has a folder of its
+# own, and what both import is in a third; only the processes that the tests start have them on their path.
+SGLANG := $(VENV)/sglang
+SGLANG_VERSIONS := 0.5.23 0.5.16
+SGLANG_READY := $(SGLANG)/.ready-$(firstword $(SGLANG_VERSIONS))-$(lastword $(SGLANG_VERSIONS))
+SGLANG_PIP := $(PIP) install --no-deps --no-compile --target
+
+.PHONY: sglang
+sglang: $(VENV)/.ready
+	@$(MAKE) $(SGLANG_READY) || \
+	    echo "SGLang could not be installed here: the tests that need it are skipped, and say so." >&2
+
+$(SGLANG_READY): tests/sglang/requirements.txt
+	@echo "Installing SGLang $(SGLANG_VERSIONS) for the tests (a minute the first time)"
+	@rm -rf $(SGLANG)
+	@$(SGLANG_PIP) $(SGLANG)/deps -r tests/sglang/requirements.txt
+	@for version in $(SGLANG_VERSIONS); do $(SGLANG_PIP) $(SGLANG)/$$version sglang==$$version; done
 	@touch $@
 
 $(VENV)/.ready-dev: $(VENV)/.ready

@@ -12,7 +12,9 @@ the loopback.
 from __future__ import annotations
 
 import contextlib
+import enum
 import importlib
+import importlib.abc
 import importlib.machinery
 import os
 import socket
@@ -45,43 +47,64 @@ MODULES = tuple(
 )
 
 
-def stub_torchvision() -> None:
-    """SGLang imports names of torchvision that it does not use here; no build of it goes with this torch."""
-    import enum
+#: Packages that SGLang imports names from and that nothing here uses: no build of torchvision goes with this torch,
+#: and 0.5.16 imports a grammar library and a sound library at its start.
+STUBS = ("torchvision", "xgrammar", "soundfile")
 
-    def module(name: str, **content: Any) -> types.ModuleType:
-        made = types.ModuleType(name)
-        made.__spec__ = importlib.machinery.ModuleSpec(name, None)
-        made.__path__ = []
-        made.__dict__.update(content)
-        sys.modules[name] = made
-        return made
 
-    def missing(name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return type(name, (), {})
+class Stub(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Any module of these packages, with any name in it: a class that does nothing."""
 
-    modes = enum.Enum(
-        "InterpolationMode",
-        [
-            (n, n.lower())
-            for n in ("NEAREST", "BILINEAR", "BICUBIC", "LANCZOS", "BOX", "HAMMING", "NEAREST_EXACT")
-        ],
+    def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
+        if name.partition(".")[0] in STUBS:
+            return importlib.machinery.ModuleSpec(name, self, is_package=True)
+        return None
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        def missing(name: str) -> Any:
+            if name.startswith("__"):
+                raise AttributeError(name)
+            return Modes if name == "InterpolationMode" else type(name, (Anything,), {})
+
+        module.__dict__.update(__version__="0.28.0", __getattr__=missing)
+
+
+class Anything:
+    """What a stub's names are; as a field of a pydantic model it may be anything."""
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, *_: Any) -> Any:
+        from pydantic_core import core_schema
+
+        return core_schema.any_schema()
+
+
+class Modes(enum.Enum):
+    """Of torchvision: the keys of a table."""
+
+    NEAREST = "nearest"
+    NEAREST_EXACT = "nearest-exact"
+    BILINEAR = "bilinear"
+    BICUBIC = "bicubic"
+    BOX = "box"
+    HAMMING = "hamming"
+    LANCZOS = "lanczos"
+
+
+def let_configs_be_known() -> None:
+    """A newer transformers knows some models that SGLang 0.5.16 registers itself, and would refuse them."""
+    from transformers import AutoConfig
+
+    register = AutoConfig.register
+    AutoConfig.register = staticmethod(
+        lambda name, config, exist_ok=False: register(name, config, exist_ok=True)
     )
-    functional = module("torchvision.transforms.functional", InterpolationMode=modes, __getattr__=missing)
-    v2 = module("torchvision.transforms.v2", functional=functional)
-    module("torchvision.transforms.v2.functional", InterpolationMode=modes, __getattr__=missing)
-    transforms = module(
-        "torchvision.transforms", InterpolationMode=modes, functional=functional, v2=v2, __getattr__=missing
-    )
-    io = module("torchvision.io", __getattr__=missing)
-    module("torchvision", __version__="0.28.0", transforms=transforms, io=io)
 
 
 def preload() -> None:
     """Everything that an endpoint needs, imported before any fork: no context, socket or thread comes of it."""
-    stub_torchvision()
+    sys.meta_path.append(Stub())
+    let_configs_be_known()
     for name in MODULES:
         importlib.import_module(name)
 
