@@ -44,6 +44,7 @@ COMMANDS: dict[str, Entry] = {
     "merge": Entry("replay.commands.merge", "Join the traces of both sides into one file."),
     "trim": Entry("replay.commands.trim", "Cut a trace down to a part and the evidence for it."),
     "diff": Entry("replay.commands.diff", "Show where a good run and a bad one part."),
+    "geometry": Entry("replay.commands.geometry", "Compare the pools of both sides before any traffic."),
     "timeline": Entry("replay.commands.timeline", "List what happened to a request or a page, in order."),
     "plot": Entry("replay.commands.plot", "Draw what a verdict names: stages, bytes, rows, owners, rates."),
     "report": Entry(

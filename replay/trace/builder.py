@@ -47,7 +47,7 @@ from capture_hooks.events import (
     Trim,
     schema,
 )
-from capture_hooks.layouts import layout
+from capture_hooks.layouts import OPAQUE, layout
 from replay.trace.writer import TraceWriter
 from replay.words import counted
 
@@ -108,8 +108,15 @@ class ProcessBuilder:
         return self._next
 
     def buffer(self, **fields: Any) -> int:
-        """Add a :class:`~capture_hooks.events.Buffer`. ``pitch`` and ``item_length`` default to the page size."""
-        page = layout(str(fields.get("format", "fp8"))).page_bytes
+        """Add a :class:`~capture_hooks.events.Buffer`. ``pitch`` and ``item_length`` default to the page size.
+
+        A buffer in format ``layouts.OPAQUE`` has no page size: its ``pitch`` must be given, and it takes no snapshots.
+        """
+        name = str(fields.get("format", "fp8"))
+        if name == OPAQUE:
+            fields.setdefault("item_length", fields["pitch"])
+            return self._emit(Buffer, fields)
+        page = layout(name).page_bytes
         fields.setdefault("pitch", page)
         fields.setdefault("item_length", page)
         self._page_bytes[int(fields["buffer"])] = page

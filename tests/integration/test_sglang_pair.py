@@ -6,6 +6,7 @@ and reads are off, and a verdict says of those stages that they are not in its s
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ from capture_hooks.events import (
     Send,
     TransferState,
 )
+from replay.cli import run
 from replay.judge import JudgeOptions, judge
 from replay.trace.reader import open_trace
 from replay.verdict import Verdict
@@ -57,6 +59,15 @@ def verdict_of(folder: Path) -> Verdict:
 def look_later() -> None:
     """Until the later looks (30 ms) of what arrived last have been taken."""
     time.sleep(0.5)
+
+
+def misfits(folder: Path, capsys: pytest.CaptureFixture[str]) -> set[tuple[str, str]]:
+    """What ``replay geometry`` says of the running pair: (kind, where)."""
+    time.sleep(0.5)  # what is recorded is in the journal within 200 ms
+    code = run(["geometry", str(folder / "capture"), "--json"])
+    listed = json.loads(capsys.readouterr().out)["hazards"]
+    assert code == (1 if listed else 0)
+    return {(hazard["kind"], hazard["where"]) for hazard in listed}
 
 
 def found(verdict: Verdict) -> set[tuple[str, int, int, tuple[int, ...]]]:
@@ -119,10 +130,13 @@ def expect(seen: list[Look], pages: list[int], content: list[bytes]) -> None:
         assert look.data == whole[at : at + size], look
 
 
-def test_clean_transfers_whole_and_in_chunks(host: sglang_pair.Host, tmp_path: Path) -> None:
+def test_clean_transfers_whole_and_in_chunks(
+    host: sglang_pair.Host, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Also: whatever the plug-in says it saw is what the pool held at that time."""
     source, destination = [3, 5, 7, 9], [11, 2, 8, 4]
     with host.pair(tmp_path, TRANSFER) as pair:
+        assert misfits(tmp_path, capsys) == set()
         pair.prefill.write(pages=source, seed=1)
         pair.decode.write(pages=destination, seed=2)
         old, sent = pair.decode.read(pages=destination), pair.prefill.read(pages=source)
@@ -310,8 +324,13 @@ def test_an_event_that_has_happened_or_was_waited_for(host: sglang_pair.Host, tm
     assert [(s.written, s.awaited) for s in sends] == [(1, 0), (-1, -1)]
 
 
-def test_a_buffer_left_out_of_the_transfer(host: sglang_pair.Host, tmp_path: Path) -> None:
+def test_a_buffer_left_out_of_the_transfer(
+    host: sglang_pair.Host, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with host.pair(tmp_path, TRANSFER, leave_out=2) as pair:
+        assert misfits(tmp_path, capsys) == {
+            ("not-registered", f"{side} 0: index_k layer 6") for side in ("prefill", "decode")
+        }
         pair.prefill.write(pages=[3, 5, 7, 9], seed=1)
         assert pair.transfer(7001, [3, 5, 7, 9], [11, 2, 8, 4], 1000) == (4, 4)
         look_later()
@@ -323,9 +342,14 @@ def test_a_buffer_left_out_of_the_transfer(host: sglang_pair.Host, tmp_path: Pat
     assert receive.item_lengths.tolist() == [8448, 8448, 0]
 
 
-def test_fp4_at_prefill_against_fp8_at_decode(host: sglang_pair.Host, tmp_path: Path) -> None:
-    """The handshake lets it pass, and both sides report success."""
+def test_fp4_at_prefill_against_fp8_at_decode(
+    host: sglang_pair.Host, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The handshake lets it pass, and both sides report success; the inventories show it before any traffic."""
     with host.pair(tmp_path, TRANSFER, prefill_fp4=True) as pair:
+        assert misfits(tmp_path, capsys) == {
+            (kind, f"index_k layer {layer}") for kind in ("format", "item-length") for layer in LAYERS
+        }
         pair.prefill.write(pages=[3, 5, 7, 9], seed=1)
         assert pair.transfer(7001, [3, 5, 7, 9], [11, 2, 8, 4], 1000) == (4, 4)
         look_later()
