@@ -50,6 +50,9 @@ COMMANDS: dict[str, Entry] = {
     "report": Entry(
         "replay.commands.report", "Tell a verdict in one HTML file, or in Markdown for an issue."
     ),
+    "bundle": Entry(
+        "replay.commands.bundle", "Pack a fault for a bug report, without what says whose it is."
+    ),
     "kernels": Entry("replay.commands.kernels", "Check the store and read kernels against the reference."),
     "explain": Entry("replay.commands.explain", "Explain a kind of fault, such as F09."),
     "env": Entry("replay.commands.env", "List the KV_REPLAY_* options and their values."),

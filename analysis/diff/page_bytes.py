@@ -120,6 +120,22 @@ def page_bytes(
 
     Where no look differs the last one is taken; None where there are no two looks to compare.
     """
+    looks = wrong_look(trace, room, attempt, buffer, layer, logical)
+    if looks is None:
+        return None
+    seen, first, look = looks
+    layout = LAYOUTS[seen.format[first]]
+    rows = _rows_of_page(trace, room, attempt, logical, layout)
+    states = _states(trace, layout, int(seen.content[first]), int(seen.content[look]), rows)
+    if states is None:
+        return None
+    return _between(seen, first, look, (room, attempt, buffer, layer, logical), layout, rows, states)
+
+
+def wrong_look(
+    trace: Trace, room: int, attempt: int, buffer: str, layer: int, logical: int
+) -> tuple[Seen, int, int] | None:
+    """All looks at a request, where the page was first seen, and the first later look that differs (else the last)."""
     seen = snapshots_of(trace, room, attempt)
     here = np.array([name == (buffer, layer) for name in seen.slot], bool) & (seen.logical == logical)
     known = np.isin(seen.format, list(LAYOUTS)) & (seen.content >= 0)
@@ -131,17 +147,18 @@ def page_bytes(
     if not later:
         return None
     layout = LAYOUTS[seen.format[first]]
-    told = prompt_rows(trace, room, attempt)
-    rows = layout.rows if told < 0 else max(0, min(layout.rows, told - logical * layout.rows))
-    found: PageBytes | None = None
+    rows = _rows_of_page(trace, room, attempt, logical, layout)
     for look in later:
         states = _states(trace, layout, int(seen.content[first]), int(seen.content[look]), rows)
-        if states is None:
-            continue
-        found = _between(seen, first, look, (room, attempt, buffer, layer, logical), layout, rows, states)
-        if np.isin(states, (*DIFFERENT, ByteState.ROW_DIFFERS)).any():
-            break
-    return found
+        if states is not None and np.isin(states, (*DIFFERENT, ByteState.ROW_DIFFERS)).any():
+            return seen, first, look
+    return seen, first, later[-1]
+
+
+def _rows_of_page(trace: Trace, room: int, attempt: int, logical: int, layout: Layout) -> int:
+    """Rows of the page that the prompt fills."""
+    told = prompt_rows(trace, room, attempt)
+    return layout.rows if told < 0 else max(0, min(layout.rows, told - logical * layout.rows))
 
 
 def _between(
