@@ -9,6 +9,8 @@ TORCH ?= torch==2.13.0
 JOBS ?= 2
 TESTS ?=
 DEMO ?=
+SEEDS ?= 20
+OUT ?= accuracy.json
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -50,6 +52,10 @@ check: lint types  ## lint + types
 .PHONY: bench
 bench: venv  ## Time the replay of 1,000,000 page snapshots against a plain comparison
 	$(BIN)/python benchmarks/million_trace.py
+
+.PHONY: accuracy
+accuracy: venv  ## How often the judge is right: SEEDS=20 OUT=accuracy.json (about half an hour)
+	$(BIN)/python -m benchmarks.accuracy --seeds $(SEEDS) --out $(OUT) --markdown docs/accuracy.md
 
 .PHONY: docs
 docs: venv  ## Write the pages that are made from code

@@ -420,7 +420,8 @@ class Copy(Event):
 
     Entry i copies ``length`` bytes from ``source_ids[i] * source_stride`` of ``source_buffer`` to ``ids[i] * stride``
     of ``buffer``. A buffer -1 is memory that no :class:`Buffer` declares, such as a host tier: its ids mean something
-    only within ``copy`` records. The hook tells what the copy was given, not what it should have been given.
+    only within the ``copy`` records of one process that have the same name and layer at the other end. The hook tells
+    what the copy was given, not what it should have been given.
     """
 
     KIND: ClassVar[int] = 20

@@ -40,7 +40,7 @@ class Origin:
 @dataclass(frozen=True, slots=True)
 class _Entry:
     row: int
-    source: tuple[int, int, int]  #: (process, buffer number or -1, page or host id)
+    source: tuple[int, int, int]  #: (process, buffer number or below 0, page or host id)
     length: int
     step: int  #: bytes that belong to one id, where the copy goes and comes from
     rowwise: bool
@@ -67,6 +67,11 @@ class Copies:
                 continue  # a clear, or a list that says nothing
             here = timeline.buffer_number(process, int(table["buffer"][row]))
             there = timeline.buffer_number(process, int(table["source_buffer"][row]))
+            # The host tier counts the pages of each layer from the same number on.
+            here, there = (
+                own if own >= 0 else -1 - int(timeline.slot_of_buffer[other])
+                for own, other in ((here, there), (there, here))
+            )
             length = int(table["length"][row])
             strides = [int(table[name][row]) for name in ("stride", "source_stride")]
             step = min([stride for stride in strides if stride > 0], default=length)
