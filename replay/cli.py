@@ -12,6 +12,7 @@ import importlib
 import importlib.util
 import os
 import sys
+import tempfile
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -140,7 +141,7 @@ def cli(debug: bool) -> None:
     Reads traces (.h5), journals (.journal) or folders of them and names the first stage at which a page is wrong.
 
     Exit codes: 0 clean or done, 1 divergent, 2 usage, 3 inconclusive or lossy, 4 unreadable trace,
-    70 internal error, 130 interrupted.
+    70 internal error, 130 interrupted, 141 closed pipe.
     """
 
 
@@ -184,9 +185,15 @@ def run(args: list[str]) -> int:
 
 def _explain(error: Exception, debug: bool) -> int:
     """Say what went wrong and return the exit code for it."""
-    if _is_unreadable(error):
+    code = _expected(error)
+    if code is not None:
         click.echo(f"replay: {error}", err=True)
-        return EXIT_UNREADABLE
+        return code
+    if isinstance(error, OSError) and error.errno in _FULL:
+        from replay.writing import write_error
+
+        click.echo(f"replay: {write_error(Path(error.filename or tempfile.gettempdir()), error)}", err=True)
+        return EXIT_USAGE
     if isinstance(error, OSError) and error.errno in _PATH_ERRORS and error.filename is not None:
         click.echo(f"replay: cannot use {os.fspath(error.filename)!r}: {error.strerror}", err=True)
         return EXIT_UNREADABLE
@@ -202,13 +209,22 @@ def _explain(error: Exception, debug: bool) -> int:
     return EXIT_INTERNAL
 
 
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 _PATH_ERRORS = (errno.ENOENT, errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTDIR)
 
 
-def _is_unreadable(error: Exception) -> bool:
-    """Whether ``error`` is the trace's or the journal's own error. Looks only at modules that are loaded already."""
-    for module, name in (("replay.trace.errors", "TraceError"), ("capture_hooks.journal", "JournalError")):
+#: Errors that are no fault of the program, by module and name, and their exit codes.
+_EXPECTED = (
+    ("replay.trace.errors", "TraceError", EXIT_UNREADABLE),
+    ("capture_hooks.journal", "JournalError", EXIT_UNREADABLE),
+    ("replay.writing", "WriteError", EXIT_USAGE),
+)
+
+
+def _expected(error: Exception) -> int | None:
+    """The exit code of an error that has its own sentence. Looks only at modules that are loaded already."""
+    for module, name, code in _EXPECTED:
         kind: Any = getattr(sys.modules.get(module), name, None)
         if isinstance(kind, type) and isinstance(error, kind):
-            return True
-    return False
+            return code
+    return None

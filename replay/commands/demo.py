@@ -16,6 +16,7 @@ import click
 from replay.commands.output import Progress, to_json, write_new
 from replay.lab.faults import FAULTS
 from replay.words import counted
+from replay.writing import check_folder, writing
 
 if TYPE_CHECKING:
     from replay.lab.config import LabConfig
@@ -136,7 +137,9 @@ def command(
 
     say = _Say(quiet)
     config = _config(fault, format_, requests, seed, layers, transport)
-    out.mkdir(parents=True, exist_ok=True)
+    with writing(out):
+        out.mkdir(parents=True, exist_ok=True)
+    check_folder(out)
     found = [_level(config, level, out, say, last=level == max(concurrency)) for level in concurrency]
     chosen = max(found, key=lambda level: level.concurrency)
     _summarise(found, fault, out / "summary.json")

@@ -6,10 +6,14 @@ import json
 import os
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
 import click
+
+from replay.writing import WriteError, check_folder, writing
 
 
 def may_color(stream: TextIO) -> bool:
@@ -31,22 +35,33 @@ def _plain(value: Any) -> Any:
 
 
 def check_new(path: Path, force: bool) -> None:
-    """Refuse to write over ``path`` unless ``force``."""
+    """Refuse to write over ``path`` unless ``force``, or where no file can be made; before the work is done."""
+    if path.is_dir():
+        raise WriteError(path, "it is a folder", "Give the name of a file")
     if path.exists() and not force:
         raise click.UsageError(f"'{path}' exists; give --force to write over it.")
     if not path.parent.is_dir():
-        raise click.UsageError(f"'{path.parent}' is not a folder.")
+        raise WriteError(path, f"there is no folder '{path.parent}'", "Make the folder, or choose another")
+    check_folder(path.parent, path)
 
 
 def write_new(path: Path, text: str, force: bool) -> None:
     """Write ``text`` to ``path``, whole or not at all."""
     check_new(path, force)
-    partial = path.with_name(path.name + ".partial")
-    try:
+    with whole_file(path) as partial:
         partial.write_text(text, encoding="utf-8")
-        partial.replace(path)
-    except OSError as error:
-        raise click.UsageError(f"cannot write '{path}': {error.strerror}") from error
+
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[Path]:
+    """A name beside ``path`` to write to; the file gets its own name where the block ends well, else it is removed."""
+    partial = path.with_name(f"{path.stem}.partial{path.suffix}")
+    try:
+        with writing(path):
+            yield partial
+            partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 class Progress:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from replay.commands.output import Progress, check_new
+from replay.commands.output import Progress, check_new, whole_file
 from replay.commands.timeline import owner_of, page_name, request_name
 
 if TYPE_CHECKING:
@@ -119,12 +119,8 @@ def draw(trace: Trace, verdict: Verdict, out: Path, kind: str = "grid", wanted: 
 def _write(picture: Picture, out: Path) -> None:
     from analysis.plots import save
 
-    partial = out.with_name(f"{out.stem}.partial{out.suffix}")
-    try:
+    with whole_file(out) as partial:
         save(picture.figure, partial)
-        partial.replace(out)
-    except OSError as error:
-        raise click.UsageError(f"cannot write '{out}': {error.strerror}") from error
 
 
 def _draw_rates(paths: tuple[Path, ...], out: Path) -> str:

@@ -10,6 +10,7 @@ import click
 
 from capture_hooks.rid import rid_hash
 from replay.commands.timeline import request_name
+from replay.writing import writing
 
 
 @click.command()
@@ -36,10 +37,11 @@ def command(folder: Path, room: tuple[int, int | None] | None, rid: str | None, 
     # Under another name until it is whole: the captures look for files called trigger-*.json.
     partial = folder / f".{name}.partial"
     try:
-        partial.write_text(json.dumps(body) + "\n", encoding="utf-8")
-        partial.replace(folder / name)
-    except OSError as error:
-        raise click.UsageError(f"cannot write into '{folder}': {error.strerror}") from error
+        with writing(folder):
+            partial.write_text(json.dumps(body) + "\n", encoding="utf-8")
+            partial.replace(folder / name)
+    finally:
+        partial.unlink(missing_ok=True)
     click.echo(f"wrote {folder / name}")
     if not any(folder.glob("*.journal")):
         click.echo(

@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import math
 import os
+import resource
 import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +22,7 @@ import numpy.typing as npt
 
 from replay.trace.errors import DAMAGED, TraceError, reading
 from replay.trace.schema import CHUNK_ROWS, MAX_CHUNK_BYTES, MAX_COLUMN_BYTES, ZSTD_FILTER
+from replay.writing import WriteError, writing
 
 Array = npt.NDArray[Any]
 
@@ -173,6 +177,8 @@ class Appender:
     def close(self) -> None:
         """Write what is left; a dataset without rows is created too."""
         self._write(self._waiting_rows)
+        # Else its cache is written when the object goes, where nobody would hear of an error.
+        self._dataset.flush()
 
     def _write(self, rows: int) -> None:
         joined = np.concatenate(self._waiting) if self._waiting else np.empty((0, *self._tail), self._dtype)
@@ -207,14 +213,16 @@ class NewFile:
         if not replace and path.exists():
             raise _exists(path)
         self._temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.partial")
-        with reading(str(path), "Choose a folder that exists and can be written"):
+        with writing(path):
             # Version 1.10 of the file format keeps a checksum over all of its own structures.
             self.file: Any = h5py.File(self._temporary, "x", libver=("v110", "v110"), locking=False)
 
     def publish(self) -> None:
         """Close the file and give it its name."""
         try:
-            with reading(str(self.path), "Check that the disk has room"):
+            with writing(self.path):
+                # Closing may fail halfway, and then HDF5 fails again when the process ends; flushing may not.
+                self.file.flush()
                 self.file.close()
                 if self._mode is not None:
                     self._temporary.chmod(self._mode)
@@ -237,12 +245,36 @@ class NewFile:
             self._temporary.replace(self.path)
 
     def discard(self) -> None:
-        """Remove what was written."""
-        try:
-            self.file.close()
-        finally:
-            self._temporary.unlink(missing_ok=True)
+        """Remove what was written. Never raises for a disk on which nothing more can be written."""
+        self._temporary.unlink(missing_ok=True)
+        if self.file:
+            with _writing_to_memory(self.file), suppress(OSError, RuntimeError):
+                self.file.close()
 
 
-def _exists(path: Path) -> TraceError:
-    return TraceError("it exists already", str(path), "Choose another name, or remove it first")
+def _exists(path: Path) -> WriteError:
+    return WriteError(path, "it exists already", "Choose another name, or remove it first")
+
+
+@contextmanager
+def _writing_to_memory(file: Any) -> Iterator[None]:
+    """Have HDF5 write what it still holds to memory that nobody reads.
+
+    HDF5 writes its caches when a file is closed. Where that fails it keeps the file, tries again when the process ends,
+    and crashes.
+    """
+    # Memory counts as a file: a limit on the size of files that was reached on disk holds here too.
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+        with suppress(OSError, RuntimeError, ValueError, AttributeError):
+            taken = file.id.get_vfd_handle()
+            memory = os.memfd_create("kv-replay")
+            try:
+                os.ftruncate(memory, os.fstat(taken).st_size)
+                os.dup2(memory, taken)
+            finally:
+                os.close(memory)
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

@@ -18,6 +18,7 @@ from replay.trace.errors import TraceError
 from replay.trace.file import TRACE_SUFFIX, process_place
 from replay.trace.writer import TraceWriter
 from replay.words import counted
+from replay.writing import WriteError
 
 #: Called with what is being done, how much of it is done, and how much there is (0: not known).
 Progress = Callable[[str, int, int], None]
@@ -53,7 +54,8 @@ def seal(
     processes may seal one journal at the same time; each writes a file of its own name, and the last one stays.
 
     Raises:
-        TraceError: a journal cannot be read at all, or ``path`` cannot be written.
+        TraceError: a journal cannot be read at all.
+        WriteError: ``path`` cannot be written.
     """
     sealed = []
     # Nobody may read the trace who may not read its journals.
@@ -132,7 +134,7 @@ def main(arguments: Sequence[str]) -> int:
         journal = Path(name)
         try:
             seal([journal], journal.with_suffix(TRACE_SUFFIX), replace=True)
-        except TraceError as error:
+        except (TraceError, WriteError) as error:
             sys.stderr.write(f"kv-replay: {error}\n")
             code = 4
         except KeyboardInterrupt:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from replay.trace.errors import TraceError
 from replay.trace.file import TRACE_SUFFIX, TraceFile
+from replay.writing import WriteError
 
 JOURNAL_SUFFIX = ".journal"
 
@@ -41,6 +42,10 @@ class Found:
         beside = journal.with_suffix(TRACE_SUFFIX)
         if os.access(journal.parent, os.W_OK) and (not beside.exists() or _sealed_bytes(beside) >= 0):
             return beside
+        return self.temporary_path(journal)
+
+    def temporary_path(self, journal: Path) -> Path:
+        """Where ``journal`` is to be sealed for this use only."""
         if self.folder is None:
             self.folder = tempfile.TemporaryDirectory(prefix="kv-replay-")
         return Path(self.folder.name) / f"{len(self.files)}-{journal.stem}{TRACE_SUFFIX}"
@@ -105,7 +110,14 @@ def _sealed(found: Found, journal: Path) -> Path:
     from replay.trace.seal import seal  # only traces that have journals need it
 
     path = found.sealed_path(journal)
-    seal([journal], path, replace=True)
+    try:
+        seal([journal], path, replace=True)
+    except WriteError:
+        # A full disk, or a folder that only seemed to be writable: this use of the trace needs no file beside it.
+        if path != beside:
+            raise
+        path = found.temporary_path(journal)
+        seal([journal], path, replace=True)
     return path
 
 

@@ -16,7 +16,6 @@ from capture_hooks.events import EVENTS, Buffer, Content, Event, Process, Snapsh
 from capture_hooks.layouts import LAYOUTS, Layout
 from replay.trace.blobs import BlobWriter, blob_key
 from replay.trace.content_writer import ContentWriter, Pages
-from replay.trace.errors import reading
 from replay.trace.hdf5 import Appender, NewFile
 from replay.trace.schema import (
     FORMAT,
@@ -29,6 +28,7 @@ from replay.trace.schema import (
     Column,
     file_dtype,
 )
+from replay.writing import write_error, writing
 
 Array = npt.NDArray[Any]
 I64 = npt.NDArray[np.int64]
@@ -136,7 +136,7 @@ class TraceWriter:
 
     Args:
         path: the file; its folder must exist.
-        replace: replace a file of that name instead of raising :class:`TraceError`.
+        replace: replace a file of that name instead of raising :class:`WriteError`.
         mode: access rights of the file; those of any new file if left out.
     """
 
@@ -214,10 +214,13 @@ class TraceWriter:
                 self.flush(table)
 
     def flush(self, table: str) -> None:
-        """Turn the waiting events of ``table`` into columns."""
+        """Turn the waiting events of ``table`` into columns; :class:`WriteError` where the disk takes them no more."""
         waiting = self._waiting.pop(table, None)
-        if waiting is None:
-            return
+        if waiting is not None:
+            with writing(self.path):
+                self._write(table, waiting)
+
+    def _write(self, table: str, waiting: _Waiting) -> None:
         self._waiting_bytes -= waiting.size + _EVENT_BYTES * len(waiting.events)
         stamps = np.array(waiting.stamps, np.int64)
         rows: dict[str, ColumnRows] = {name: stamps[:, i] for i, (name, _) in enumerate(STAMPS)}
@@ -273,7 +276,7 @@ class TraceWriter:
 
     def close(self) -> None:
         """Write what is left and give the file its name."""
-        with reading(str(self.path), "Check that the disk has room"):
+        with writing(self.path):
             for table in list(self._waiting):
                 self.flush(table)
             for writer in self._tables.values():
@@ -307,6 +310,9 @@ class TraceWriter:
     ) -> None:
         if kind is not None:
             self.discard()
+            # What reads the sources tells its own errors: what is left is of this file.
+            if isinstance(error, OSError):
+                raise write_error(self.path, error) from error
             return
         try:
             self.close()

@@ -13,8 +13,8 @@ from capture_hooks.digest import digest_pages, page_digests
 from capture_hooks.events import EVENTS, Content, Process, schema
 from capture_hooks.layouts import LAYOUTS
 from replay.trace.builder import COVERS, ProcessBuilder, TraceBuilder
-from replay.trace.errors import TraceError
 from replay.trace.reader import open_trace
+from replay.writing import WriteError
 from tests.unit.trace_samples import PAGE_BYTES, pages
 
 ROOT = Path(__file__).parents[2]
@@ -218,7 +218,7 @@ def test_a_block_that_raises_leaves_no_file(error: type[BaseException], tmp_path
 def test_an_existing_file_is_written_over_only_on_demand(tmp_path: Path) -> None:
     path = tmp_path / "t.h5"
     path.write_text("mine")
-    with pytest.raises(TraceError, match="exists already"):
+    with pytest.raises(WriteError, match="exists already"):
         TraceBuilder(path)
     assert path.read_text() == "mine"
     with TraceBuilder(path, replace=True) as builder:
@@ -233,14 +233,14 @@ def test_a_file_that_appears_meanwhile_is_not_written_over(tmp_path: Path) -> No
     builder = TraceBuilder(path)
     builder.process(role="prefill")
     path.write_text("mine")
-    with pytest.raises(TraceError, match="exists already"):
+    with pytest.raises(WriteError, match="exists already"):
         builder.close()
     assert [item.name for item in tmp_path.iterdir()] == ["t.h5"]
     assert path.read_text() == "mine"
 
 
 def test_a_folder_that_is_not_there_is_told(tmp_path: Path) -> None:
-    with pytest.raises(TraceError, match="Choose a folder"):
+    with pytest.raises(WriteError, match="Make the folder"):
         TraceBuilder(tmp_path / "nowhere" / "t.h5")
 
 

@@ -20,6 +20,7 @@ from replay.trace.errors import TraceError
 from replay.trace.reader import open_trace
 from replay.trace.seal import seal
 from replay.trace.verify import verify
+from replay.writing import WriteError
 from tests.unit.trace_samples import everything, journal, pages
 
 ROOT = Path(__file__).parents[2]
@@ -162,7 +163,7 @@ def test_a_full_disk_is_an_error_that_leaves_nothing(tmp_path: Path, monkeypatch
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(writer_module.Appender, "append", full)
-    with pytest.raises(TraceError):
+    with pytest.raises(WriteError, match="the disk is full"):
         seal([path], tmp_path / "out.h5")
     assert [item.name for item in tmp_path.iterdir()] == [path.name]
 
