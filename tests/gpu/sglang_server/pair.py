@@ -1,0 +1,415 @@
+"""A real SGLang prefill/decode pair on one GPU with kv-replay in it: rates with capture on and off, and faults.
+
+    python tests/gpu/sglang_server/pair.py rates  --site SITE --nixl NIXL --out OUT [--graphs] [--rounds 3]
+    python tests/gpu/sglang_server/pair.py faults --site SITE --nixl NIXL --out OUT
+    python tests/gpu/sglang_server/pair.py races  --site SITE --nixl NIXL --out OUT
+
+SITE holds SGLang 0.5.16 and what it needs, NIXL the nixl packages; neither need be installed. The model is a tiny
+DeepSeek-V4 with dummy weights (``config.json``). kv-replay is installed as an entry point and ``KV_REPLAY_CAPTURE``
+is set: nothing else differs between the pair with capture and the one without. ``rates`` runs both pairs at once and
+puts the load on one, then on the other. The last line is one JSON object; OUT gets it and the logs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import time
+import tomllib
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[2]
+sys.path.insert(0, str(HERE))
+import faults  # noqa: E402
+
+WORK = Path(os.environ.get("PAIR_WORK", "/tmp/kv-replay-pair"))
+SERVER = [
+    "--load-format", "dummy", "--skip-tokenizer-init", "--host", "127.0.0.1", "--sampling-backend", "pytorch",
+    "--grammar-backend", "none", "--cuda-graph-max-bs-decode", "64", "--max-running-requests", "64",
+    "--context-length", "32768", "--chunked-prefill-size", "4096", "--random-seed", "1", "--mem-fraction-static", "0.5",
+    "--disaggregation-transfer-backend", "nixl",
+]  # fmt: skip
+SETTINGS = {
+    "SGLANG_IS_FLASHINFER_AVAILABLE": "false", "SGLANG_DSV4_FP4_EXPERTS": "0", "SGLANG_OPT_FP8_WO_A_GEMM": "0",
+    "SGLANG_OPT_USE_TILELANG_MHC_PRE": "0", "SGLANG_OPT_USE_TILELANG_MHC_POST": "0",
+    "SGLANG_OPT_DEEPGEMM_HC_PRENORM": "0", "SGLANG_JIT_DEEPGEMM_PRECOMPILE": "false",
+    "SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT": "60", "SGLANG_DISAGGREGATION_WAITING_TIMEOUT": "60",
+    "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "false", "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1",
+    "SGLANG_HOST_IP": "127.0.0.1", "HOST_IP": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo",
+    "PYTHONUNBUFFERED": "1",
+}  # fmt: skip
+
+
+def say(line: str) -> None:
+    print(f"[{time.monotonic() - BEGAN:6.1f}] {line}", flush=True)
+
+
+BEGAN = time.monotonic()
+
+
+def entry_points(folder: Path, name: str, lines: str) -> None:
+    """What an installed distribution leaves beside its code."""
+    info = folder / f"{name}-0.1.dist-info"
+    info.mkdir(parents=True, exist_ok=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 0.1\n")
+    (info / "entry_points.txt").write_text(f"[sglang.srt.plugins]\n{lines}\n")
+
+
+def plug_ins(with_faults: bool) -> Path:
+    """A folder with the entry points of the stand-ins and of kv-replay as its project file declares it."""
+    folder = WORK / ("plug-faults" if with_faults else "plug")
+    folder.mkdir(parents=True, exist_ok=True)
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]
+    mine = "\n".join(f"{name} = {value}" for name, value in declared["sglang.srt.plugins"].items())
+    entry_points(folder, "kv_replay", mine)
+    entry_points(folder, "pair_shim", "pair_shim = shim:register")
+    if with_faults:
+        entry_points(folder, "pair_faults", "pair_faults = faults:register")
+    return folder
+
+
+class Server:
+    """One server process and its children."""
+
+    def __init__(
+        self, options: argparse.Namespace, name: str, role: str, port: int, bootstrap: int, extra: dict[str, str],
+        more: list[str],
+    ) -> None:  # fmt: skip
+        self.name, self.port = name, port
+        self.log = Path(options.out) / f"{name}.log"
+        caches = {
+            "TVM_FFI_CACHE_DIR": "tvm", "TRITON_CACHE_DIR": "triton", "DG_JIT_CACHE_DIR": "dg",
+            "SGLANG_DG_CACHE_DIR": "dg", "TORCHINDUCTOR_CACHE_DIR": "inductor",
+        }  # fmt: skip
+        environment = (
+            os.environ | SETTINGS | {k: str(Path(options.cache) / v) for k, v in caches.items()} | extra
+        )
+        environment.setdefault("CUDA_HOME", "/usr/local/cuda")
+        environment["PYTHONPATH"] = ":".join(
+            map(str, (plug_ins(options.what == "faults"), HERE, ROOT, options.site, options.nixl))
+        )
+        model = WORK / "model"
+        model.mkdir(parents=True, exist_ok=True)
+        (model / "config.json").write_text((HERE / "config.json").read_text())
+        command = [
+            sys.executable, "-m", "sglang.launch_server", "--model-path", str(model), "--port", str(port),
+            "--disaggregation-mode", role, "--disaggregation-bootstrap-port", str(bootstrap), *SERVER, *more,
+        ]  # fmt: skip
+        self.process = subprocess.Popen(
+            command, env=environment, stdout=self.log.open("w"), stderr=subprocess.STDOUT,
+            start_new_session=True, cwd=WORK,
+        )  # fmt: skip
+
+    def up(self, until: float) -> bool:
+        """Wait until the server answers."""
+        while time.monotonic() < until:
+            if self.process.poll() is not None:
+                return False
+            try:
+                with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/health", timeout=2) as reply:
+                    if reply.status == 200:
+                        return True
+            except OSError:
+                pass
+            time.sleep(0.5)
+        return False
+
+    def tail(self, lines: int = 25) -> str:
+        text = [
+            line for line in self.log.read_text(errors="replace").splitlines() if "Ignore import" not in line
+        ]
+        return "\n".join(line[:300] for line in text[-lines:])
+
+    def notable(self) -> list[str]:
+        """Lines of the log that somebody should look at."""
+        words = ("kv-replay", "Traceback", "Error", "rror:", "exception")
+        quiet = ("Ignore import", "GET /health", "server_args=", "mismatched with")
+        lines = self.log.read_text(errors="replace").splitlines()
+        return [
+            line[:400]
+            for line in lines
+            if any(w in line for w in words) and not any(w in line for w in quiet)
+        ][:40]
+
+    def stop(self) -> None:
+        """End the whole group as a service manager does."""
+        for number, seconds in ((signal.SIGTERM, 12.0), (signal.SIGKILL, 3.0)):
+            try:
+                os.killpg(self.process.pid, number)
+            except ProcessLookupError:
+                return
+            end = time.monotonic() + seconds
+            while time.monotonic() < end:
+                self.process.poll()
+                try:
+                    os.killpg(self.process.pid, 0)
+                except ProcessLookupError:
+                    return
+                time.sleep(0.1)
+
+
+class Pair:
+    """A prefill and a decode server."""
+
+    def __init__(
+        self, options: argparse.Namespace, name: str, first_port: int, capture: Path | None, more: list[str],
+        extra: dict[str, str] | None = None,
+    ) -> None:  # fmt: skip
+        self.options, self.name, self.first_port, self.capture = options, name, first_port, capture
+        environment = dict(extra or {})
+        if capture is not None:
+            capture.mkdir(parents=True, exist_ok=True)
+            environment["KV_REPLAY_CAPTURE"] = str(capture)
+        graphs = [] if options.graphs else ["--disable-cuda-graph"]
+        self.servers = {
+            role: Server(
+                options, f"{name}-{role}", role, first_port + 100 * number, first_port + 50, environment,
+                more + (graphs if role == "decode" else []),
+            )
+            for number, role in enumerate(("prefill", "decode"))
+        }  # fmt: skip
+
+    def up(self, seconds: float) -> bool:
+        until = time.monotonic() + seconds
+        for server in self.servers.values():
+            if not server.up(until):
+                say(f"{server.name} is not up\n{server.tail(40)}")
+                return False
+        say(f"{self.name} is up")
+        return True
+
+    def load(self, **more: int) -> dict[str, Any]:
+        """Run the load and return what it measured."""
+        arguments = {
+            "prefill": self.first_port,
+            "decode": self.first_port + 100,
+            "bootstrap": self.first_port + 50,
+        }
+        command = [sys.executable, str(HERE / "load.py")]
+        for key, value in (arguments | more).items():
+            command += [f"--{key.replace('_', '-')}", str(value)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+        if done.returncode:
+            return {
+                "failed": -1,
+                "requests": 0,
+                "first_failures": [done.stderr[-500:]],
+                "requests_per_second": 0.0,
+            }
+        return dict(json.loads(done.stdout.splitlines()[-1]))
+
+    def stop(self) -> None:
+        for server in self.servers.values():
+            server.stop()
+
+    def notable(self) -> dict[str, list[str]]:
+        return {name: server.notable() for name, server in self.servers.items()}
+
+
+def replay(options: argparse.Namespace, folder: Path, *arguments: str, seconds: float = 200) -> Any:
+    """Run the command line of kv-replay on a folder; parsed JSON, or what it said."""
+    environment = os.environ | {"PYTHONPATH": f"{ROOT}:{options.extra}" if options.extra else str(ROOT)}
+    began = time.monotonic()
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "replay", *arguments, str(folder), "--json"], env=environment, cwd=ROOT,
+            capture_output=True, text=True, timeout=seconds, check=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return {"error": f"not done in {seconds:g} s"}
+    say(f"replay {' '.join(arguments)} took {time.monotonic() - began:.1f} s, exit code {done.returncode}")
+    try:
+        return json.loads(done.stdout)
+    except ValueError:
+        return {
+            "error": f"exit {done.returncode}",
+            "stderr": done.stderr[-1500:],
+            "stdout": done.stdout[-500:],
+        }
+
+
+def trigger(options: argparse.Namespace, folder: Path, room: int) -> None:
+    environment = os.environ | {"PYTHONPATH": f"{ROOT}:{options.extra}" if options.extra else str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-m", "replay", "trigger", str(folder), "--room", str(room)], env=environment, cwd=ROOT,
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    if done.returncode:
+        say(f"trigger: {done.stderr[-300:]}")
+
+
+def sizes(folder: Path) -> dict[str, int]:
+    return {path.name: path.stat().st_size for path in sorted(folder.iterdir())}
+
+
+def brief(verdict: Any) -> Any:
+    """A verdict without what is long."""
+    if not isinstance(verdict, dict) or "verdict" not in verdict:
+        return verdict
+    found = {k: v for k, v in verdict.items() if k not in ("findings", "environment", "hazards")}
+    found["hazards"] = {"count": len(verdict["hazards"]), "first": verdict["hazards"][:5]}
+    found["findings"] = [
+        {k: f[k] for k in ("code", "kind", "stage", "confidence", "role", "layer")}
+        | {"room": f["request"]["room"], "pages": len(f["pages"]), "evidence": f["evidence"][:3]}
+        for f in verdict["findings"][:40]
+    ]
+    found["findings_total"] = len(verdict["findings"])
+    return found
+
+
+def rates(options: argparse.Namespace) -> dict[str, Any]:
+    """Load on a pair with capture and on one without, in turn."""
+    folder = WORK / "capture"
+    more = ["--max-total-tokens", "400000"]
+    with_capture = Pair(options, "on", 30100, folder, more)
+    pairs = {"on": with_capture}
+    if options.cold and not with_capture.up(options.start):
+        return {"error": "the pair is not up", "notable": with_capture.notable()}
+    if not options.alone:
+        pairs["off"] = Pair(options, "off", 30500, None, more)
+    result: dict[str, Any] = {"graphs": options.graphs, "loads": {name: [] for name in pairs}}
+    try:
+        if not all(pair.up(options.start) for pair in pairs.values()):
+            return result | {"error": "not up", "notable": {n: p.notable() for n, p in pairs.items()}}
+        for pair in pairs.values():
+            say(f"warm-up {pair.name}: {pair.load(requests=24, at_once=24, seed=99, first_room=10)}")
+        for number in range(options.rounds):
+            for name, pair in pairs.items() if number % 2 == 0 else reversed(pairs.items()):
+                found = pair.load(
+                    requests=options.requests, at_once=60, seed=1 + number, first_room=1000 + 10_000 * number
+                )
+                result["loads"][name].append(found)
+                say(f"round {number}, capture {name}: {json.dumps(found)}")
+                if name == "on" and number == options.rounds - 1:
+                    trigger(options, folder, 1000 + 10_000 * number)
+        time.sleep(2)
+    finally:
+        for pair in pairs.values():
+            pair.stop()
+    result["notable"] = {name: pair.notable() for name, pair in pairs.items()}
+    result["files"] = sizes(folder)
+    medians = {
+        name: statistics.median(load["requests_per_second"] for load in loads)
+        for name, loads in result["loads"].items() if loads
+    }  # fmt: skip
+    result["requests_per_second"] = medians
+    if "off" in medians:
+        result["ratio"] = round(medians["on"] / max(medians["off"], 1e-9), 3)
+    result["verdict"] = replay(options, folder)
+    return result
+
+
+def faulty(options: argparse.Namespace) -> dict[str, Any]:
+    """Faults in a running pair; each has rooms of its own."""
+    folder = WORK / "capture-faults"
+    pair = Pair(options, "faults", 30100, folder, ["--max-total-tokens", "32768"], {"KV_REPLAY_MODE": "full"})
+    result: dict[str, Any] = {"loads": {}}
+    try:
+        if not pair.up(options.start):
+            return result | {"error": "not up", "notable": pair.notable()}
+        pair.load(requests=8, at_once=8, low=300, high=2000, first_room=10, seed=99)
+        for fault in (faults.FLIPPED, faults.SHORT, faults.LENGTH, faults.OVERWRITTEN):
+            first = faults.BASE + 1000 * fault
+            result["loads"][fault] = pair.load(
+                requests=3, at_once=3, low=1200, high=3000, first_room=first, seed=10 + fault
+            )
+            result["loads"][f"{fault} beside"] = pair.load(
+                requests=8, at_once=8, low=300, high=3000, first_room=2000 + 100 * fault, seed=20 + fault
+            )
+        result["abort"] = abort_and_reuse(pair)
+        time.sleep(1)
+        trigger(options, folder, faults.BASE)
+        time.sleep(2)
+    finally:
+        pair.stop()
+    result["notable"], result["files"] = pair.notable(), sizes(folder)
+    result["verdict"] = replay(options, folder)
+    return result
+
+
+def abort_and_reuse(pair: Pair) -> dict[str, Any]:
+    """A request whose transfer is held back is given up; its pages go to others, and then its bytes arrive."""
+    held = faults.BASE + 1000 * faults.HELD
+    ports = {
+        "prefill": pair.first_port, "decode": pair.first_port + 100, "bootstrap": pair.first_port + 50,
+        "requests": 1, "at-once": 1, "low": 2900, "high": 3000, "first-room": held, "seed": 77,
+    }  # fmt: skip
+    command = [sys.executable, str(HERE / "load.py")] + [f"--{k}={v}" for k, v in ports.items()]
+    victim = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    time.sleep(2.0)
+    body = json.dumps({"rid": f"request-{held}"}).encode()
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{pair.first_port + 100}/abort_request", body, {"Content-Type": "application/json"}
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=5) as reply:
+            aborted = str(reply.status)
+    except OSError as error:
+        aborted = str(error)
+    # Rooms of other workers: the one that holds the chunk back is busy.
+    others = [pair.load(
+        requests=9, at_once=9, low=2500, high=3000, out=160, first_room=3000 + 1000 * turn + 1, seed=30 + turn
+    ) for turn in range(1)]  # fmt: skip
+    return {"aborted": aborted, "others": others, "victim": victim.communicate(timeout=100)[0][-300:]}
+
+
+def races(options: argparse.Namespace) -> dict[str, Any]:
+    """Shared prefixes with the early send on: does the trace show pages that were sent before they were written?"""
+    folder = WORK / "capture-races"
+    pair = Pair(options, "races", 30100, folder, ["--max-total-tokens", "400000"])
+    result: dict[str, Any] = {"loads": []}
+    try:
+        if not pair.up(options.start):
+            return result | {"error": "not up", "notable": pair.notable()}
+        for number, groups in enumerate((4, 8, 12)):
+            found = pair.load(
+                requests=120, at_once=48, low=2000, high=12000, groups=groups, seed=40 + number,
+                first_room=1000 + 10_000 * number,
+            )  # fmt: skip
+            result["loads"].append(found | {"groups": groups})
+        trigger(options, folder, 1000)
+        time.sleep(2)
+    finally:
+        pair.stop()
+    result["notable"], result["files"] = pair.notable(), sizes(folder)
+    result["verdict"] = replay(options, folder)
+    return result
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("what", choices=("rates", "faults", "races"))
+    parser.add_argument("--site", required=True, help="folder of SGLang 0.5.16 and what it imports")
+    parser.add_argument("--nixl", required=True, help="folder of the nixl packages")
+    parser.add_argument("--extra", default="", help="folders for kv-replay's own imports (zstandard, ...)")
+    parser.add_argument("--out", required=True)
+    parser.add_argument("--cache", default=str(WORK / "cache"), help="compiled kernels")
+    parser.add_argument("--graphs", action="store_true", help="decode with CUDA graphs")
+    parser.add_argument("--alone", action="store_true", help="rates: only the pair with capture")
+    parser.add_argument(
+        "--cold", action="store_true", help="nothing is compiled yet: one pair after the other"
+    )
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--requests", type=int, default=220)
+    parser.add_argument("--start", type=float, default=180.0, help="seconds a server may take to come up")
+    options = parser.parse_args()
+    Path(options.out).mkdir(parents=True, exist_ok=True)
+    WORK.mkdir(parents=True, exist_ok=True)
+    result = {"rates": rates, "faults": faulty, "races": races}[options.what](options)
+    name = f"{options.what}{'-graphs' if options.graphs else ''}"
+    (Path(options.out) / f"{name}.json").write_text(json.dumps(result, indent=1))
+    print(json.dumps({k: brief(v) if k == "verdict" else v for k, v in result.items()})[-9000:], flush=True)
+
+
+if __name__ == "__main__":
+    main()
