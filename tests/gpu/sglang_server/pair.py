@@ -169,18 +169,23 @@ class Pair:
             capture.mkdir(parents=True, exist_ok=True)
             environment["KV_REPLAY_CAPTURE"] = str(capture)
         graphs = [] if options.graphs else ["--disable-cuda-graph"]
-        self.servers = {
-            role: Server(
+        self.servers: dict[str, Server | None] = {}
+        self._make = {
+            role: lambda role=role, number=number: Server(
                 options, f"{name}-{role}", role, first_port + 100 * number, first_port + 50, environment,
                 more + (graphs if role == "decode" else []),
             )
             for number, role in enumerate(("prefill", "decode"))
         }  # fmt: skip
+        if not options.cold:
+            self.servers = {role: make() for role, make in self._make.items()}
 
     def up(self, seconds: float) -> bool:
-        until = time.monotonic() + seconds
-        for server in self.servers.values():
-            if not server.up(until):
+        """Wait for both; where nothing is compiled yet the second one starts when the first one is done with that."""
+        for role, make in self._make.items():
+            server = self.servers.setdefault(role, None) or make()
+            self.servers[role] = server
+            if not server.up(time.monotonic() + seconds):
                 say(f"{server.name} is not up\n{server.tail(40)}")
                 return False
         say(f"{self.name} is up")
@@ -207,11 +212,11 @@ class Pair:
         return dict(json.loads(done.stdout.splitlines()[-1]))
 
     def stop(self) -> None:
-        for server in self.servers.values():
+        for server in filter(None, self.servers.values()):
             server.stop()
 
     def notable(self) -> dict[str, list[str]]:
-        return {name: server.notable() for name, server in self.servers.items()}
+        return {name: server.notable() for name, server in self.servers.items() if server}
 
 
 def replay(options: argparse.Namespace, folder: Path, *arguments: str, seconds: float = 200) -> Any:
