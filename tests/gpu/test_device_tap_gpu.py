@@ -1,4 +1,4 @@
-"""The device tap on CUDA: copies are ordered behind what is on the stream, nobody waits, and a capture is left alone."""
+"""The device tap on CUDA: copies are ordered behind what is on the stream, nobody waits, captures are left alone."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_a_look_aside_sees_the_memory_as_it_is_while_the_engine_is_at_work(cuda:
 
 
 def test_large_looks_and_many_of_them_arrive_whole(cuda: Any, held: Any) -> None:
-    recorder, tap, pool, before = held
+    recorder, tap, _pool, before = held
     order = np.random.default_rng(3).permutation(PAGES)
     for start in range(0, PAGES, 700):
         look(
@@ -120,7 +120,7 @@ def test_large_looks_and_many_of_them_arrive_whole(cuda: Any, held: Any) -> None
 
 
 def test_nothing_is_taken_while_a_graph_is_captured(cuda: Any, held: Any) -> None:
-    recorder, tap, pool, _ = held
+    recorder, tap, _pool, _ = held
     graph = cuda.cuda.CUDAGraph()
     one = cuda.zeros(1, device="cuda")
     with cuda.cuda.graph(graph):
@@ -141,7 +141,6 @@ def test_the_host_pays_less_than_a_millisecond_for_a_look(cuda: Any, held: Any) 
         times.append(time.perf_counter() - began)
         if number % 20 == 0:
             tap.flush(5)
-    print(
-        f"a look at 16 pages: median {1e6 * float(np.median(times)):.0f} us, 99 % {1e6 * np.quantile(times, 0.99):.0f} us"
-    )
+    median, most = (1e6 * float(np.quantile(times, q)) for q in (0.5, 0.99))
+    print(f"a look at 16 pages: median {median:.0f} us, 99 % {most:.0f} us")
     assert np.median(times) < 1e-3

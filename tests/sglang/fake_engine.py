@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from capture_hooks.adapters.sglang.owners import Owners
 from capture_hooks.adapters.sglang.pools import Buffers
 from capture_hooks.adapters.sglang.requests import Requests
 from capture_hooks.layouts import LAYOUTS
@@ -75,12 +76,14 @@ class FakeEngine:
         angles = torch.outer(torch.arange(WIDTH), 0.5 ** torch.arange(1, 33).float())
         self.freq_cis = torch.polar(torch.ones_like(angles), angles)
         self.norm = [torch.rand(128, generator=self.torch_rng) + 0.5 for _ in range(layers)]
+        buffers, requests = Buffers(recorder), Requests()
         self.session = SimpleNamespace(
             recorder=recorder,
             role="server",
             rank=0,
-            buffers=Buffers(recorder),
-            requests=Requests(),
+            buffers=buffers,
+            requests=requests,
+            owners=Owners(recorder, requests, buffers, lambda: None),
             steps=None,
         )
         self.session.buffers.add(self.pool)

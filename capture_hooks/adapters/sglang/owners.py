@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from capture_hooks.adapters.sglang.pools import Buffers
 from capture_hooks.adapters.sglang.requests import Held, Requests
+from capture_hooks.codec import StampTuple
 from capture_hooks.events import Alloc, Free
 from capture_hooks.recorder import Recorder
 
@@ -29,14 +30,27 @@ class Owners:
         held.tokens = tokens
         held.rows = tokens // judged[0].tokens_per_row if judged else -1
 
-    def give(self, held: Held, logical: int, pages: Sequence[int] | I64, *, shared: bool = False) -> None:
+    def give(
+        self,
+        held: Held,
+        logical: int,
+        pages: Sequence[int] | I64,
+        *,
+        shared: bool = False,
+        stamp: StampTuple | None = None,
+    ) -> None:
         """``pages[i]`` is logical page ``logical + i`` of ``held`` from now on; told where that is news.
 
-        ``shared``: they are pages of a prefix that others use as well.
+        ``shared``: they are pages of a prefix that others use as well. ``stamp``: when they were given, where
+        that becomes known later; by then the request may be over, and they are told without becoming its own
+        again.
         """
-        if len(pages) and self._requests.give(held, logical, [int(page) for page in pages]):
+        if not len(pages):
+            return
+        if held.over or self._requests.give(held, logical, [int(page) for page in pages]):
             self._fired()
-            self._recorder.emit(Alloc(held.room, held.attempt, logical, np.asarray(pages, np.int64), shared))
+            alloc = Alloc(held.room, held.attempt, logical, np.asarray(pages, np.int64), shared)
+            self._recorder.emit_at(alloc, stamp if stamp is not None else self._recorder.stamp())
 
     def free(self, held: Held, reason: str) -> None:
         """The pages of ``held`` are given back. Nobody looks at them from now on."""

@@ -24,7 +24,7 @@ from capture_hooks.adapters.sglang.pools import PoolBuffer
 from capture_hooks.adapters.sglang.requests import Held, room_of
 from capture_hooks.adapters.sglang.versions import Target, at
 from capture_hooks.codec import StampTuple
-from capture_hooks.events import Alloc, Order, Snapshot, Store
+from capture_hooks.events import Order, Snapshot, Store
 from capture_hooks.layouts import LAYOUTS
 from capture_hooks.taps.pages import device_tap, emit_snapshot
 
@@ -70,6 +70,7 @@ class Seen:
     due: bool = True  # its next read is recorded with bytes
     table: I64 = field(default_factory=lambda: np.zeros(0, np.int64))
     shared: int = -1  # logical pages that it took over from others; -1 before its first pass
+    pages: int = 0  # logical pages that its passes tell of
 
 
 @dataclass(slots=True)
@@ -263,6 +264,11 @@ class Steps:
                 self.recorder.emit(Order("sync", key, "head"))
         return self._passed
 
+    def told(self, held: Held) -> int:
+        """How many logical pages of a request its passes so far tell of, now or when they have arrived."""
+        seen = self._known.get((held.room, held.attempt))
+        return seen.pages if seen is not None else 0
+
     def seen(self, held: Held) -> Seen:
         """What was recorded of a request so far."""
         key = (held.room, held.attempt)
@@ -328,6 +334,7 @@ class Steps:
         if first:
             seen.shared = row.before // tokens if self.session.role != "decode" else 0
         last = (row.length - 1) // tokens
+        seen.pages = max(seen.pages, last + 1)
         if step.extend or first:
             return range(last + 1)
         return range(last, last + 1) if (row.length - 1) % tokens == 0 else ()
@@ -344,11 +351,7 @@ class Steps:
             news = [(logical, page) for logical, page in entries if held.pages.get(logical) != page]
             shared = max(0, self.seen(held).shared)
             for first, run, theirs in runs(news, shared, held.pages):
-                self.recorder.emit_at(
-                    Alloc(held.room, held.attempt, first, np.array(run, np.int64), theirs), stamp
-                )
-                if not held.over:
-                    self.session.requests.give(held, first, run)
+                self.session.owners.give(held, first, run, shared=theirs, stamp=stamp)
 
     def _at_begin(self, step: Step) -> StampTuple:
         """A stamp at the begin of a step, on its stream: what was so when the pass began."""
