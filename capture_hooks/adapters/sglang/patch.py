@@ -201,6 +201,8 @@ class Patches:
             if referrer is functions or isinstance(referrer, (_Patched, Found, types.FrameType)):
                 continue
             for original in functions:
+                if _is_own_table(referrer, original, self._patched):
+                    continue
                 who = _who_holds(referrer, original, wrappers)
                 if who:
                     found.setdefault(
@@ -241,6 +243,23 @@ class Patches:
 
 
 _ABSENT = object()
+
+
+def _is_own_table(referrer: Any, original: Method, patched: list[_Patched]) -> bool:
+    """Whether ``referrer`` is a table of a library that is not SGLang's, which has its own function under its
+    own name.
+
+    A compiled library hands its functions out of one; SGLang takes them from the module's attribute, which is
+    hooked.
+    """
+    if not isinstance(referrer, dict):
+        return False
+    for one in patched:
+        owner = one.found.owner
+        if one.original is original and isinstance(owner, types.ModuleType):
+            foreign = not owner.__name__.startswith("sglang")
+            return foreign and referrer.get(one.found.attribute) is original
+    return False
 
 
 def _modules() -> list[types.ModuleType]:

@@ -190,8 +190,8 @@ class PrefillHooks:
         for agent in infos:
             self._session.head("announce", keys.announce(held, agent))
         held.over = False  # a request that was put back into the queue comes again in the same room
-        # Passes tell the pages of their requests, a while later. What a scheduler sends of a request before any pass of it
-        # is a prefix that others stored.
+        # Passes tell the pages of their requests, a while later. What a scheduler sends of a request before any
+        # pass of it is a prefix that others stored.
         steps = self._session.steps
         first = max(0, steps.told(held) - chunk.logical) if steps is not None else 0
         shared = self._session.runner is not None

@@ -251,6 +251,24 @@ def trigger(options: argparse.Namespace, folder: Path, room: int) -> None:
         say(f"trigger: {done.stderr[-300:]}")
 
 
+def gaps(folder: Path) -> list[str]:
+    """Hooks of the traces of a folder that do not see everything, and why; and what was lost."""
+    from replay.trace.reader import open_trace
+
+    found: dict[tuple[int, str], str] = {}
+    with open_trace(folder) as trace:
+        hooks, losses = trace.table("hook"), trace.table("loss")
+        for row in range(len(hooks)):
+            key = (int(hooks["process"][row]), str(hooks["name"][row]))
+            whole = bool(hooks["complete"][row]) and str(hooks["state"][row]) == "attached"
+            found[key] = "" if whole else f"{hooks['state'][row]}: {hooks['note'][row]}"
+        lines = [f"{trace.processes[p].role} {name}: {why}" for (p, name), why in found.items() if why]
+        for row in range(len(losses)):
+            role = trace.processes[int(losses["process"][row])].role
+            lines.append(f"{role} lost {losses['count'][row]} {losses['what'][row]}: {losses['reason'][row]}")
+    return lines[:60]
+
+
 def sizes(folder: Path) -> dict[str, int]:
     return {path.name: path.stat().st_size for path in sorted(folder.iterdir())}
 
@@ -309,6 +327,7 @@ def rates(options: argparse.Namespace) -> dict[str, Any]:
     if "off" in medians:
         result["ratio"] = round(medians["on"] / max(medians["off"], 1e-9), 3)
     result["verdict"] = replay(options, folder)
+    result["gaps"] = gaps(folder)
     return result
 
 
@@ -337,6 +356,7 @@ def faulty(options: argparse.Namespace) -> dict[str, Any]:
         pair.stop()
     result["notable"], result["files"] = pair.notable(), sizes(folder)
     result["verdict"] = replay(options, folder)
+    result["gaps"] = gaps(folder)
     return result
 
 
@@ -386,6 +406,7 @@ def races(options: argparse.Namespace) -> dict[str, Any]:
         pair.stop()
     result["notable"], result["files"] = pair.notable(), sizes(folder)
     result["verdict"] = replay(options, folder)
+    result["gaps"] = gaps(folder)
     return result
 
 
