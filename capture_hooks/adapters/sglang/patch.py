@@ -257,8 +257,10 @@ def _is_own_table(referrer: Any, original: Method, patched: list[_Patched]) -> b
     for one in patched:
         owner = one.found.owner
         if one.original is original and isinstance(owner, types.ModuleType):
-            foreign = not owner.__name__.startswith("sglang")
-            return foreign and referrer.get(one.found.attribute) is original
+            name = one.found.attribute
+            names = [key for key, held in list(referrer.items()) if held is original]
+            own = all(str(key).rpartition(".")[2] == name for key in names)
+            return bool(names) and own and not owner.__name__.startswith("sglang")
     return False
 
 

@@ -251,6 +251,13 @@ def trigger(options: argparse.Namespace, folder: Path, room: int) -> None:
         say(f"trigger: {done.stderr[-300:]}")
 
 
+def fresh(name: str) -> Path:
+    """A folder of this run alone: traces of two runs do not belong together."""
+    folder = WORK / f"{name}-{time.time_ns()}"
+    folder.mkdir(parents=True)
+    return folder
+
+
 def gaps(folder: Path) -> list[str]:
     """Hooks of the traces of a folder that do not see everything, and why; and what was lost."""
     from replay.trace.reader import open_trace
@@ -290,7 +297,7 @@ def brief(verdict: Any) -> Any:
 
 def rates(options: argparse.Namespace) -> dict[str, Any]:
     """Load on a pair with capture and on one without, in turn."""
-    folder = WORK / "capture"
+    folder = fresh("capture")
     more = ["--max-total-tokens", "400000"]
     with_capture = Pair(options, "on", 30100, folder, more)
     pairs = {"on": with_capture}
@@ -333,8 +340,15 @@ def rates(options: argparse.Namespace) -> dict[str, Any]:
 
 def faulty(options: argparse.Namespace) -> dict[str, Any]:
     """Faults in a running pair; each has rooms of its own."""
-    folder = WORK / "capture-faults"
-    pair = Pair(options, "faults", 30100, folder, ["--max-total-tokens", "32768"], {"KV_REPLAY_MODE": "full"})
+    folder = fresh("capture-faults")
+    pair = Pair(
+        options,
+        "faults",
+        30100,
+        folder,
+        ["--max-total-tokens", "32768"],
+        {"KV_REPLAY_MODE": "full", "KV_REPLAY_READ_EVERY": "16"},
+    )
     result: dict[str, Any] = {"loads": {}}
     try:
         if not pair.up(options.start):
@@ -388,7 +402,7 @@ def abort_and_reuse(pair: Pair) -> dict[str, Any]:
 
 def races(options: argparse.Namespace) -> dict[str, Any]:
     """Shared prefixes with the early send on: does the trace show pages that were sent before they were written?"""
-    folder = WORK / "capture-races"
+    folder = fresh("capture-races")
     pair = Pair(options, "races", 30100, folder, ["--max-total-tokens", "400000"])
     result: dict[str, Any] = {"loads": []}
     try:
