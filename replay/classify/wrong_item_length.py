@@ -94,24 +94,29 @@ def overwritten(case: Case, evidence: Evidence, bad: Bool, stage: str) -> Explan
 
     A transfer with a wrong pitch writes outside its own pages as well, whenever it runs.
     """
-    hit = _displaced_foreign(case, evidence)
-    explained = bad & unit_mask(case.layout, hit, some=True)
-    if not explained.any():
-        return None
     descriptors, size = evidence.descriptors, case.layout.page_bytes
     pieces = descriptors.pieces
     region = (case.buffer.address, case.buffer.pitch * case.buffer.pages)
-    rooms, proven = set(), np.zeros(size, bool)
+    rooms, hit, proven = set(), np.zeros(size, bool), np.zeros(size, bool)
     for row in descriptors.touching(case.buffer.number, case.page).tolist():
         other = int(pieces.request[row])
         if other in (case.request, -1) or descriptors.lengths_to(other, *region) == [size]:
             continue
+        whole = int(pieces.start[row]) == 0 and int(pieces.stop[row]) == size
+        if whole or not _may_have_written(case, evidence, int(pieces.send[row]), stage):
+            continue
         rooms.add(case.timeline.requests[other][0])
+        hit[int(pieces.start[row]) : int(pieces.stop[row])] = True
         proven |= _brought(case, evidence, row, stage)
-    if not rooms:
+    explained = bad & unit_mask(case.layout, hit, some=True)
+    before, now = case.data("RC" if case.has("RC") else "SE"), case.data(stage)
+    same = before is not None and now is not None
+    if before is not None and now is not None:
+        # What changed must be what they bring, byte for byte: a page may change for another reason.
+        explained &= unit_mask(case.layout, proven | (before == now))
+    if not explained.any():
         return None
     values, scales = halves(explained)
-    same = bool((unit_mask(case.layout, proven, some=True) | ~explained).all())
     return Explanation(
         code="F03",
         stage="descriptor",
@@ -127,6 +132,17 @@ def overwritten(case: Case, evidence: Evidence, bad: Bool, stage: str) -> Explan
         aliases=tuple(sorted(rooms)),
         runner_up=RunnerUp("F14", "the writer never owned this page: its addresses are displaced"),
     )
+
+
+def _may_have_written(case: Case, evidence: Evidence, send: int, stage: str) -> bool:
+    """Whether a transfer may have written between the page's arrival and a look at it.
+
+    Only a proven order says no.
+    """
+    order, over = case.timeline.order, evidence.descriptors.completion(send)
+    if case.has("RC") and over is not None and order.before(over, case.moment("RC")):
+        return False
+    return not order.before(case.moment(stage), case.timeline.moment("send", send))
 
 
 def _brought(case: Case, evidence: Evidence, row: int, stage: str) -> Bool:

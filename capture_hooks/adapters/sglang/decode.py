@@ -135,6 +135,8 @@ class DecodeHooks:
         held = self._held(receiver.bootstrap_room)
         if held is None:
             return
+        if self._session.steps is not None:
+            self._session.steps.passed()
         manager = receiver.kv_mgr
         page_tokens = self._session.buffers.page_tokens or int(manager.kv_args.page_size)
         logical = int(decode_prefix_len or 0) // page_tokens

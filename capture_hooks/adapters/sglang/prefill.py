@@ -193,6 +193,8 @@ class PrefillHooks:
         # Passes tell the pages of their requests, a while later. What a scheduler sends of a request before any
         # pass of it is a prefix that others stored.
         steps = self._session.steps
+        if steps is not None:
+            steps.passed()
         first = max(0, steps.told(held) - chunk.logical) if steps is not None else 0
         shared = self._session.runner is not None
         self._session.owners.give(held, chunk.logical + first, pages[first:], shared=shared)
@@ -278,6 +280,8 @@ class PrefillHooks:
         """Asked just before the post: is what wrote the source pages over?"""
         if chunk.watched is not None:
             chunk.written = chunk.watched.happened()
+        elif self._session.steps is not None and len(chunk.pages):
+            return int(self._session.steps.written(chunk.held, chunk.logical + len(chunk.pages) - 1))
         return chunk.written
 
     def _after_post(self, chunk: Chunk) -> None:

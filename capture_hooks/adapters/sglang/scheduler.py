@@ -111,6 +111,8 @@ class SchedulerHooks:
         held = self._session.requests.of_room(room_of(req))
         if held is None or row_of(req) < 0:
             return
+        if self._session.steps is not None:
+            self._session.steps.passed()
         reason = held.ending or _reason(req)
         decode = self._session.role != "prefill"
         if decode and held.received and not held.over:

@@ -12,6 +12,7 @@ of it. Its pages are looked at all the same, as they are when the pass is over.
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -71,6 +72,7 @@ class Seen:
     table: I64 = field(default_factory=lambda: np.zeros(0, np.int64))
     shared: int = -1  # logical pages that it took over from others; -1 before its first pass
     pages: int = 0  # logical pages that its passes tell of
+    passes: list[tuple[int, int]] = field(default_factory=list)  # extend passes: number, pages by then
 
 
 @dataclass(slots=True)
@@ -119,7 +121,9 @@ class Steps:
         self._batch: list[Any] = []
         self._known: OrderedDict[tuple[int, int], Seen] = OrderedDict()
         self._ends: deque[tuple[int, Any]] = deque()
-        self._passed = -1
+        self._passed = 0
+        self._lock = threading.Lock()
+        self._local = threading.local()
         self._tap: DeviceTap | None = None
 
     # -- the hooks -------------------------------------------------------------------------------------------
@@ -254,15 +258,25 @@ class Steps:
         It puts the head of that pass's edge on the calling thread: what the pass did happened before what
         this thread does from now on.
         """
-        last = -1
         with self.recorder.guard("sglang.passed"):
-            while self._ends and (self._ends[0][1] is None or self._ends[0][1].query()):
-                last = self._ends.popleft()[0]
-            if last >= 0:
-                self._passed = last
-                key = f"{self.session.role}{self.session.rank}.done.{last}"
+            with self._lock:
+                while self._ends and (self._ends[0][1] is None or self._ends[0][1].query()):
+                    self._passed = self._ends.popleft()[0]
+            if self._passed > getattr(self._local, "passed", 0):
+                self._local.passed = self._passed
+                key = f"{self.session.role}{self.session.rank}.done.{self._passed}"
                 self.recorder.emit(Order("sync", key, "head"))
         return self._passed
+
+    def written(self, held: Held, logical: int) -> int:
+        """Whether the pass that wrote pages up to ``logical`` of a request is over: 1, 0, or -1 where no pass
+        of it did.
+        """
+        seen = self._known.get((held.room, held.attempt))
+        for number, pages in list(seen.passes) if seen is not None else ():
+            if pages > logical:
+                return int(self.passed() >= number)
+        return -1
 
     def told(self, held: Held) -> int:
         """How many logical pages of a request its passes so far tell of, now or when they have arrived."""
@@ -335,6 +349,8 @@ class Steps:
             seen.shared = row.before // tokens if self.session.role != "decode" else 0
         last = (row.length - 1) // tokens
         seen.pages = max(seen.pages, last + 1)
+        if step.extend:
+            seen.passes.append((step.number, last + 1))
         if step.extend or first:
             return range(last + 1)
         return range(last, last + 1) if (row.length - 1) % tokens == 0 else ()

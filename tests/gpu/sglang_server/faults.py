@@ -6,7 +6,7 @@
 2  prefill: the last page is dropped from the list of a chunk
 3  prefill: 8,192 bytes of each index-K page are sent instead of 8,448, page by page
 4  prefill: another page is copied over a source page just before its chunk is posted
-5  prefill: a chunk is held back for four seconds before it is posted (its client gives up meanwhile)
+5  prefill: a chunk is held back for ten seconds before it is posted (its client gives up meanwhile)
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 
 BASE = 50_000_000
 FLIPPED, SHORT, LENGTH, OVERWRITTEN, HELD = 1, 2, 3, 4, 5
-_HELD_SECONDS = 4.0
+_HELD_SECONDS = 10.0
 _pools: list[Any] = []
 
 

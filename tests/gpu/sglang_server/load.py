@@ -39,7 +39,7 @@ async def post(session: aiohttp.ClientSession, port: int, body: dict[str, Any]) 
 
 
 async def one(session: aiohttp.ClientSession, options: argparse.Namespace, number: int) -> tuple[str, float]:
-    room = options.first_room + number
+    room = options.first_room + number * options.stride
     body = {
         "input_ids": prompt(options.seed * 100_000 + number, options.low, options.high, options.groups),
         "sampling_params": {"temperature": 0, "max_new_tokens": options.out, "ignore_eos": True},
@@ -87,7 +87,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     for name, value in (
         ("prefill", 30001), ("decode", 30002), ("bootstrap", 8998), ("requests", 200), ("at-once", 60), ("low", 200),
-        ("high", 12000), ("out", 32), ("first-room", 1000), ("seed", 1), ("groups", 0),
+        ("high", 12000), ("out", 32), ("first-room", 1000), ("stride", 1), ("seed", 1), ("groups", 0),
     ):  # fmt: skip
         parser.add_argument(f"--{name}", type=int, default=value)
     print(json.dumps(asyncio.run(run(parser.parse_args()))), flush=True)

@@ -173,7 +173,7 @@ class Pair:
         self._make = {
             role: lambda role=role, number=number: Server(
                 options, f"{name}-{role}", role, first_port + 100 * number, first_port + 50, environment,
-                more + (graphs if role == "decode" else []),
+                more + graphs if role == "decode" else ["--max-total-tokens", "400000"],
             )
             for number, role in enumerate(("prefill", "decode"))
         }  # fmt: skip
@@ -383,7 +383,7 @@ def abort_and_reuse(pair: Pair) -> dict[str, Any]:
     }  # fmt: skip
     command = [sys.executable, str(HERE / "load.py")] + [f"--{k}={v}" for k, v in ports.items()]
     victim = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    time.sleep(2.0)
+    time.sleep(1.5)
     body = json.dumps({"rid": f"request-{held}"}).encode()
     request = urllib.request.Request(
         f"http://127.0.0.1:{pair.first_port + 100}/abort_request", body, {"Content-Type": "application/json"}
@@ -393,11 +393,16 @@ def abort_and_reuse(pair: Pair) -> dict[str, Any]:
             aborted = str(reply.status)
     except OSError as error:
         aborted = str(error)
-    # Rooms of other workers: the one that holds the chunk back is busy.
-    others = [pair.load(
-        requests=9, at_once=9, low=2500, high=3000, out=160, first_room=3000 + 1000 * turn + 1, seed=30 + turn
-    ) for turn in range(1)]  # fmt: skip
-    return {"aborted": aborted, "others": others, "victim": victim.communicate(timeout=100)[0][-300:]}
+    # The others have rooms that another worker sends. The first two waves use the free pages up, so that the last
+    # one is given those that were given back.
+    waves = [
+        pair.load(
+            requests=5 if out < 100 else 4, at_once=5, low=2500, high=3000, out=out, stride=4, seed=30 + wave,
+            first_room=3001 + 400 * wave,
+        )
+        for wave, out in enumerate((4, 4, 420))
+    ]  # fmt: skip
+    return {"aborted": aborted, "others": waves, "victim": victim.communicate(timeout=100)[0][-300:]}
 
 
 def races(options: argparse.Namespace) -> dict[str, Any]:
@@ -408,9 +413,9 @@ def races(options: argparse.Namespace) -> dict[str, Any]:
     try:
         if not pair.up(options.start):
             return result | {"error": "not up", "notable": pair.notable()}
-        for number, groups in enumerate((4, 8, 12)):
+        for number, groups in enumerate((4, 12)):
             found = pair.load(
-                requests=120, at_once=48, low=2000, high=12000, groups=groups, seed=40 + number,
+                requests=80, at_once=48, low=2000, high=12000, groups=groups, seed=40 + number,
                 first_room=1000 + 10_000 * number,
             )  # fmt: skip
             result["loads"].append(found | {"groups": groups})
