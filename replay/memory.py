@@ -29,28 +29,35 @@ class Memory:
         self._kept: dict[int, U8] = {}
 
     @cached_property
-    def _index(self) -> tuple[I64, I64, I64]:
-        """Places in ascending order, and the sequence number and content of each look there; looks with bytes only."""
+    def _index(self) -> tuple[I64, I64, I64, Bool]:
+        """Places in ascending order, and the sequence number and content of each look there; looks with bytes only.
+
+        The last column says whether a look shows the old content before a transfer.
+        """
         snaps, contents = self.timeline.snapshots, self.timeline.trace.contents
         rows = np.flatnonzero(snaps.content >= 0)
         rows = rows[contents.has_data[snaps.content[rows]]]
         places = place(snaps.buffer[rows], snaps.page[rows])
         rows, places = rows[places >= 0], places[places >= 0]
         order = np.lexsort((snaps.seq[rows], places))
-        return places[order], snaps.seq[rows][order], snaps.content[rows][order]
+        rows = rows[order]
+        old = (snaps.stage[snaps.event[rows]] == "RC") & (snaps.moment[snaps.event[rows]] == "before")
+        return places[order], snaps.seq[rows], snaps.content[rows], np.asarray(old, bool)
 
     def content(self, buffer: int, page: int, seq: int) -> int:
-        """Content of a page at sequence number ``seq`` of its process: its last look, else the first one after it.
+        """Content of a page at sequence number ``seq`` of its process, by its last look; -1 where there is none.
 
-        -1 where its bytes were never kept.
+        Before its first look it held what that one shows, if it is one at the old content before a transfer.
         """
-        places, seqs, contents = self._index
+        places, seqs, contents, olds = self._index
         wanted = int(place(np.array([buffer]), np.array([page]))[0])
         low, high = np.searchsorted(places, [wanted, wanted + 1]).tolist()
         if wanted < 0 or low == high:
             return -1
         found = low + int(np.searchsorted(seqs[low:high], seq, side="right")) - 1
-        return int(contents[max(found, low)])
+        if found >= low:
+            return int(contents[found])
+        return int(contents[low]) if bool(olds[low]) else -1
 
     def page(self, buffer: int, page: int, seq: int) -> U8 | None:
         """Bytes of a page at ``seq``, None where they are not known."""

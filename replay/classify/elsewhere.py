@@ -24,7 +24,7 @@ def misreadings(question: Question) -> Iterator[Hypothesis]:
     """Whole pages of zeros, the same pages of another layer, pages of the read in another order."""
     zero = _zero_pages(question)
     if zero.any():
-        yield Hypothesis("", "whole pages give exactly zero", _replaced(question, zero, None))
+        yield Hypothesis("", "whole pages give exactly zero", _replaced(question, zero, None), zero=True)
     for other in question.others[:_LAYERS]:
         address = other.address + question.case.physical * other.pitch
         yield Hypothesis(

@@ -49,6 +49,7 @@ class Hypothesis:
     keys: Keys
     open: bool = False  #: it tells only which rows are touched, not what is read in them
     told: bool = False  #: the record of the read itself says that this was done
+    zero: bool = False  #: it says that zeros are read: elsewhere a logit of zero is evidence of nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +165,7 @@ class _Tally:
     matched: int = 0
     unknown: int = 0
     spared: int = 0  #: rows of which it tells nothing and that are right
+    empty: int = 0  #: wrong rows that it makes zero, or so little that it cannot be told from zero
 
     def add(self, question: Question, hypothesis: Hypothesis, pages: I64) -> bool:
         """Compare the rows of ``pages``; whether none of them speaks against the hypothesis."""
@@ -185,20 +187,26 @@ class _Tally:
         same[none] = (~np.isfinite(seen) | (seen == 0.0))[none]
         # Sums that may rightly overflow can be anything.
         told = told & (none | np.isfinite(bound))
+        if hypothesis.told:
+            # It was done; what lay there may have changed since it was looked at.
+            told = told & (same | ~judged)
         if (told & judged & ~same).any():
             return False
-        self.matched += int((told & wrong & ~none).sum()) + int(
-            (told & wrong & none & ~np.isfinite(seen)).sum()
-        )
+        hit = told & wrong
+        with np.errstate(invalid="ignore"):
+            faint = ~none & (np.abs(logits) <= bound)
+        self.matched += int((hit & np.where(none, ~np.isfinite(seen), ~faint)).sum())
+        self.empty += int((hit & faint).sum())
         self.unknown += int((~told & wrong).sum())
-        self.spared += int((~told & judged & ~wrong & (question.right[index] != 0.0)).sum())
+        self.spared += int(
+            (~told & judged & ~wrong & (np.abs(question.right[index]) > question.bound[index])).sum()
+        )
         return True
 
     def fit(self, hypothesis: Hypothesis) -> Fit | None:
         """The fit, None where too little was told."""
-        told = self.matched
-        if hypothesis.open or hypothesis.told:
-            told += self.unknown
+        matched = self.matched + (self.empty if hypothesis.zero or hypothesis.told else 0)
+        told = matched + (self.unknown if hypothesis.open or hypothesis.told else 0)
         if told < LEAST_ROWS or self.spared > _CHANCE * (self.unknown + self.spared):
             return None
-        return Fit(hypothesis, self.matched, self.unknown)
+        return Fit(hypothesis, matched, self.unknown)

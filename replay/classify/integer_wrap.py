@@ -50,7 +50,7 @@ def misreadings(question: Question) -> Iterator[Hypothesis]:
                 between = f"between pages {int(physical[~beyond].max())} and {int(physical[beyond].min())}"
             of = "bytes" if unit == 1 else f"elements of {unit} bytes"
             what = f"a {kind} 32-bit offset in {of} wraps {between} (stride {stride:,})"
-            yield Hypothesis("F21", f"{what}: zeros are read there", _beyond(question, beyond))
+            yield Hypothesis("F21", f"{what}: zeros are read there", _beyond(question, beyond), zero=True)
             # 2**31 is -2**31 where the integer is signed; an unsigned one begins again at 0.
             wrapped = (physical * (stride // unit)) & 0xFFFFFFFF
             if bits == 31:

@@ -106,8 +106,6 @@ SCALES: dict[str, tuple[tuple[str, Callable[[U8], F64]], ...]] = {
         ("fp32 scales rounded up to powers of two", _ceil_power),
         ("fp32 scales rounded to powers of two", _nearest_power),
         ("the four bytes of an fp32 scale read as four ue8m0 scales", formats.decode_ue8m0),
-        ("the first byte of an fp32 scale read as ue8m0", _byte_power(0)),
-        ("the last byte of an fp32 scale read as ue8m0", _byte_power(3)),
     ),
     "ue8m0": (
         ("four ue8m0 scales read as one fp32 scale", _as_float),

@@ -108,7 +108,7 @@ def answer(question: Question) -> Answer:
     if not codes[0]:
         return Answer("unclassified", what, False, lines)
     gives = f"{what}: this gives {best.matched} of the wrong logits"
-    gives += f", and tells nothing of {best.unknown}" if best.unknown else ""
+    gives += f"; of {best.unknown} it tells nothing" if best.unknown else ""
     other = next((fit for fit in named if fit.hypothesis.code != codes[0]), None)
     enough = best.matched >= max(SURE_ROWS, best.unknown) and not best.hypothesis.open
     sure = other is None and (enough or best.hypothesis.told)
