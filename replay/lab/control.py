@@ -76,12 +76,20 @@ class Channel:
             raise ControlError(f"expected {kind!r}, got {message['kind']!r}: {message.get('error', '')}")
         return message
 
-    def serve(self, handler: Callable[[Message], None], name: str) -> threading.Thread:
-        """Hand every message to ``handler`` on a thread of its own, until the peer closes."""
+    def serve(
+        self, handler: Callable[[Message], None], name: str, on_error: Callable[[BaseException], None]
+    ) -> threading.Thread:
+        """Hand every message to ``handler`` on a thread of its own, until the peer closes.
+
+        ``on_error`` is told what ends the thread before that: messages that nobody reads would be waited for in vain.
+        """
 
         def loop() -> None:
-            while (message := self.receive()) is not None:
-                handler(message)
+            try:
+                while (message := self.receive()) is not None:
+                    handler(message)
+            except Exception as error:
+                on_error(error)
 
         thread = threading.Thread(target=loop, name=name, daemon=True)
         thread.start()

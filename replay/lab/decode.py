@@ -48,6 +48,7 @@ class DecodeEngine:
         wire = Wire(config.bandwidth, config.window)
         self.transport = create(transport, self.role, self.pool.memory, wire, self.barriers)
         self.transport.expecting = lambda: bool(self._awaited)
+        self.transport.on_error = self.fail
         self.error = ""
         self._router = router
         self._peer: Channel
@@ -78,7 +79,7 @@ class DecodeEngine:
         self.stream = Stream("decode-stream", self.fail)
         self._thread = threading.Thread(target=self._guarded, name="decode-scheduler", daemon=True)
         self._thread.start()
-        peer.serve(self.hear, "decode-peer")
+        peer.serve(self.hear, "decode-peer", self.fail)
 
     def submit(self, room: int, attempt: int, tokens: int, new_tokens: int) -> None:
         """A request from the router (any thread)."""

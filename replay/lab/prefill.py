@@ -60,6 +60,7 @@ class PrefillEngine:
             lambda what, sequence: self._inbox.put((what, sequence)),
             self.fail,
         )
+        self.transport.on_error = self.fail
         self.error = ""
         self._waiting: deque[Sequence] = deque()
         self._running: list[Sequence] = []
@@ -174,7 +175,7 @@ class PrefillEngine:
 
     def _form_batch(self) -> list[Chunk]:
         """One chunk each of as many prompts as fit, those with the least left to do first."""
-        self._running = [sequence for sequence in self._running if not sequence.aborted]
+        self._running = [s for s in self._running if not (s.aborted or s.failed)]
         self._running.sort(key=lambda sequence: sequence.tokens - sequence.launched)
         batch: list[Chunk] = []
         budget = self.config.batch_tokens

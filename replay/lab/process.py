@@ -8,8 +8,10 @@ once.
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import json
 import os
+import signal
 import sys
 import threading
 from collections.abc import Mapping
@@ -20,6 +22,8 @@ from replay.lab.config import LabConfig
 from replay.lab.control import Channel, Listener, Message
 
 SWITCH = "KV_REPLAY_CAPTURE"
+#: On this signal a process writes the stacks of all its threads to standard error.
+DUMP = signal.SIGUSR1
 
 
 class _StoppedError(Exception):
@@ -28,6 +32,7 @@ class _StoppedError(Exception):
 
 def run(role: str) -> int:
     """Serve the runner until it says stop."""
+    faulthandler.register(DUMP, all_threads=True)
     start = json.loads(sys.stdin.readline())
     threading.Thread(target=_watch, name="runner-watch", daemon=True).start()
     kernels.prepare()

@@ -29,6 +29,7 @@ from replay.lab.control import Channel, Listener, Message
 
 ROLES = ("prefill", "decode")
 _LAST_LINES = 15
+_MOST_LINES = 200
 
 
 class LabError(Exception):
@@ -79,6 +80,7 @@ class Pair:
         self._events: queue.SimpleQueue[tuple[str, Message]] = queue.SimpleQueue()
         self._scratch = tempfile.TemporaryDirectory(prefix="kv-replay-lab-")
         self._rounds = 0
+        self._broken = False
 
     def __enter__(self) -> Pair:
         try:
@@ -138,12 +140,28 @@ class Pair:
         raise LabError("the lab's processes did not call back within 120 s")
 
     def _listen(self, role: str, channel: Channel) -> None:
+        events = self._events  # of these processes: those after them get another queue
+
         def loop() -> None:
             while (message := channel.receive()) is not None:
-                self._events.put((role, message))
-            self._events.put((role, {"kind": "gone"}))
+                events.put((role, message))
+            events.put((role, {"kind": "gone"}))
 
         threading.Thread(target=loop, name=f"runner-{role}", daemon=True).start()
+
+    def stacks(self) -> str:
+        """What every thread of both processes is doing, for a round that does not end."""
+        for child in self._children.values():
+            if child.process.poll() is None:
+                child.process.send_signal(signal.SIGUSR1)
+        time.sleep(1.0)
+        told = []
+        for child in self._children.values():
+            lines = child.errors.read_text(errors="replace").splitlines()
+            code = child.process.poll()
+            state = "alive" if code is None else f"ended with code {code}"
+            told += [f"--- {child.role}, {state} ---", *lines[-_MOST_LINES:]]
+        return "\n".join(told)
 
     def _report(self, role: str) -> str:
         child = self._children[role]
@@ -159,6 +177,10 @@ class Pair:
 
     def close(self, graceful: bool = True) -> None:
         """End both processes."""
+        self._end(graceful)
+        self._scratch.cleanup()
+
+    def _end(self, graceful: bool) -> None:
         for child in self._children.values():
             if graceful and child.channel is not None:
                 with contextlib.suppress(OSError):
@@ -174,7 +196,6 @@ class Pair:
             if child.process.stdin is not None:
                 child.process.stdin.close()
         self._children.clear()
-        self._scratch.cleanup()
 
     # -- one round -----------------------------------------------------------------------------------------------
 
@@ -196,12 +217,34 @@ class Pair:
             options: further ``KV_REPLAY_*`` values for this round.
             truth: keep the lab's own record and compare it.
             keep: have the ring of page bytes written out at the end of the round.
-            kill: (role, seconds after the first request) to SIGKILL a process; the pair is unusable afterwards.
+            kill: (role, seconds after the first request) to SIGKILL a process.
+
+        A round after one that failed, or in which a process was killed, starts new processes.
 
         Raises:
             LabError: a process failed or the round did not end in time.
         """
+        if self._broken:
+            # The processes are still in the round that failed: they would take this one's messages for its own.
+            self._end(graceful=False)
+            self._events = queue.SimpleQueue()
+            self.start()
+            self._broken = False
         self._rounds += 1
+        self._broken = True
+        result = self._round(config, capture, options, truth, keep, kill)
+        self._broken = bool(result.died)
+        return result
+
+    def _round(
+        self,
+        config: LabConfig,
+        capture: Path | None,
+        options: Mapping[str, str] | None,
+        truth: bool,
+        keep: bool,
+        kill: tuple[str, float] | None,
+    ) -> RunResult:
         folder = Path(self._scratch.name) / f"round-{self._rounds}"
         folder.mkdir()
         if truth and not config.audit:
@@ -268,7 +311,7 @@ class Pair:
         try:
             who, message = self._events.get(timeout=max(timeout, 0.001))
         except queue.Empty:
-            raise LabError(f"waited in vain for {purpose}") from None
+            raise LabError(f"waited in vain for {purpose}\n{self.stacks()}") from None
         if message["kind"] == "gone":
             raise LabError(self._report(who))
         if message["kind"] == "error":
@@ -297,7 +340,8 @@ class _Clients:
             now = time.monotonic()
             if now > end:
                 raise LabError(
-                    f"rooms {sorted(self._active)} did not end within {self._config.timeout_s:g} s"
+                    f"rooms {sorted(self._active)} did not end within {self._config.timeout_s:g} s\n"
+                    f"{self._pair.stacks()}"
                 )
             if self._kill is not None and now - start >= self._kill[1]:
                 self._pair.kill(self._kill[0])

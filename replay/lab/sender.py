@@ -74,7 +74,7 @@ class Sender:
             thread = threading.Thread(target=self._guarded, args=(box,), name="prefill-sender", daemon=True)
             thread.start()
             self._threads.append(thread)
-        peer.serve(self.hear, "prefill-peer")
+        peer.serve(self.hear, "prefill-peer", self._fail)
 
     def close(self) -> None:
         """End the threads and the transport."""

@@ -93,6 +93,8 @@ class Transport(ABC):
         self._inbox: queue.SimpleQueue[Transfer | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._stop = threading.Event()
+        #: Is told what ends the transport's thread before its time; without that thread nothing arrives any more.
+        self.on_error: Callable[[BaseException], None] = lambda error: None
         #: Whether the receiver waits for data at the moment (it polls faster then).
         self.expecting: Callable[[], bool] = lambda: False
 
@@ -129,12 +131,20 @@ class Transport(ABC):
 
     def start_sender(self) -> None:
         """Start the thread that posts."""
-        self._thread = threading.Thread(target=self._send_loop, name=f"{self.role}-wire", daemon=True)
-        self._thread.start()
+        self._start(self._send_loop)
 
     def start_receiver(self) -> None:
         """Start the thread that lets the library receive."""
-        self._thread = threading.Thread(target=self._receive_loop, name=f"{self.role}-wire", daemon=True)
+        self._start(self._receive_loop)
+
+    def _start(self, loop: Callable[[], None]) -> None:
+        def guarded() -> None:
+            try:
+                loop()
+            except Exception as error:  # whatever the library raises
+                self.on_error(error)
+
+        self._thread = threading.Thread(target=guarded, name=f"{self.role}-wire", daemon=True)
         self._thread.start()
 
     def post(self, transfer: Transfer) -> None:

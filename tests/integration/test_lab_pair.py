@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -264,6 +265,25 @@ def test_what_does_not_fit_is_counted_and_the_pair_runs_on(
     assert counts(result.outcomes)["finish"] > 10
     lost = [loss for events in journals(tmp_path).values() for loss in of(events, Loss)]
     assert sum(loss.count for loss in lost if loss.stage == stage) > 0
+
+
+def test_a_round_that_does_not_end_tells_every_thread_and_the_next_round_runs(tmp_path: Path) -> None:
+    """The scheduler of decode waits for a flag that nobody raises."""
+    (tmp_path / "flags").mkdir()
+    stuck = small(
+        requests=2, timeout_s=3.0, flags=str(tmp_path / "flags"), rules={"decode.arrived:7000": "never"}
+    )
+    with Pair() as pair:
+        with pytest.raises(LabError, match=r"rooms \[7000.*did not end within 3 s") as caught:
+            pair.run(stuck)
+        told = str(caught.value)
+        assert "--- prefill, alive ---" in told
+        assert "--- decode, alive ---" in told
+        assert re.search(r'barriers\.py", line \d+ in wait', told), "the thread that waits, and where"
+
+        result = pair.run(small(requests=4))
+    assert result.truth is not None
+    assert not result.truth.hit
 
 
 def test_a_process_that_fails_is_told_with_its_last_lines(tmp_path: Path) -> None:

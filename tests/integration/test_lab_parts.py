@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import queue
 import socket
 import struct
 import subprocess
@@ -12,6 +13,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,12 +24,12 @@ from replay.lab import model
 from replay.lab.audit import row_hashes
 from replay.lab.barriers import Barriers, timeouts
 from replay.lab.config import Job, LabConfig, pages_for
-from replay.lab.control import MAX_MESSAGE, Channel, ControlError, Listener
+from replay.lab.control import MAX_MESSAGE, Channel, ControlError, Listener, Message
 from replay.lab.faults import FAULTS, FOREIGN_ITEM, Policy, policy
 from replay.lab.kernels import TILE_HEADS, TILE_ROWS
 from replay.lab.pool import DUMMY_PAGE, PageAllocator, PagedPool, ReadBatch, StoreBatch, StorePart
-from replay.lab.stream import Stream
-from replay.lab.transport import TransportError
+from replay.lab.stream import Event, Stream
+from replay.lab.transport import Slice, Transfer, Transport, TransportError, Wire
 from replay.lab.transports import choose
 
 ROOT = Path(__file__).parents[2]
@@ -178,6 +180,47 @@ def test_a_length_that_cannot_be_right_is_refused_before_anything_is_allocated()
         channel.receive()
     left.close()
     right.close()
+
+
+@pytest.mark.parametrize("side", ["sender", "receiver"])
+def test_a_library_that_fails_ends_the_round_and_not_only_its_thread(side: str) -> None:
+    class Falling(Transport):
+        def describe(self) -> dict[str, Any]: ...
+        def connect(self, peer: dict[str, Any]) -> None: ...
+        def begin(self, transfer: Transfer, part: Slice) -> Any: ...
+        def release(self, handle: Any) -> None: ...
+
+        def poll(self, handle: Any) -> str:
+            raise RuntimeError("the library fell over")
+
+        def progress(self) -> None:
+            raise RuntimeError("the library fell over")
+
+    told: queue.SimpleQueue[BaseException] = queue.SimpleQueue()
+    transport = Falling("prefill", np.zeros((1, 2, 16), np.uint8), Wire(1e9, 1 << 20), Barriers())
+    transport.on_error = told.put
+    addresses = np.zeros(1, np.uint64)
+    if side == "sender":
+        transport.start_sender()
+        part = Slice(0, 0, addresses, addresses, 16)
+        pages = np.zeros(1, np.int64)
+        transport.post(Transfer(7000, 0, 0, True, 0, pages, pages, 16, Event(1), (part,), 1))
+    else:
+        transport.start_receiver()
+    assert str(told.get(timeout=10)) == "the library fell over"
+    transport.close()
+
+
+def test_a_handler_that_fails_is_told_and_not_only_its_thread_ends(channels: tuple[Channel, Channel]) -> None:
+    left, right = channels
+    told: queue.SimpleQueue[BaseException] = queue.SimpleQueue()
+
+    def handler(message: Message) -> None:
+        raise KeyError(message["kind"])
+
+    right.serve(handler, "test-peer", told.put)
+    left.send("hello")
+    assert isinstance(told.get(timeout=10), KeyError)
 
 
 def test_the_configuration_survives_json() -> None:
