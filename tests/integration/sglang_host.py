@@ -35,6 +35,7 @@ MODULES = tuple(
     for name in (
         "disaggregation.decode",
         "disaggregation.fake.conn",
+        "disaggregation.mooncake.conn",
         "disaggregation.nixl.conn",
         "disaggregation.prefill",
         "disaggregation.utils",

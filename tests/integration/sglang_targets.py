@@ -69,14 +69,52 @@ def patch(version: str, role: str) -> dict[str, Any]:
     return {"hooks": recorder.hooks, "summary": summary, "wrapped": wrapped, "left": left}
 
 
+def off() -> dict[str, Any]:
+    """What SGLang's own loading of its plug-ins does without ``KV_REPLAY_CAPTURE``."""
+    import time
+    from importlib.metadata import entry_points
+
+    from sglang.srt.plugins import load_plugins
+    from sglang.srt.plugins.hook_registry import HookRegistry
+
+    found = [entry for entry in entry_points(group="sglang.srt.plugins") if entry.name == "kv_replay"]
+    before, functions = set(sys.modules), {}
+    for name, module in list(sys.modules.items()):
+        if name.startswith("sglang."):
+            for key, value in list(vars(module).items()):
+                functions[name, key] = id(value)
+                if isinstance(value, type) and value.__module__ == name:
+                    functions |= {(name, key, method): id(held) for method, held in vars(value).items()}
+    finders = list(map(id, sys.meta_path))
+    begin = time.perf_counter()
+    load_plugins()
+    took = time.perf_counter() - begin
+    changed = []
+    for place, was in functions.items():
+        holder = sys.modules[place[0]]
+        held = vars(holder).get(place[1]) if len(place) == 2 else vars(vars(holder)[place[1]]).get(place[2])
+        if id(held) != was and place[:2] != ("sglang.srt.plugins", "_plugins_loaded"):
+            changed.append(".".join(place))
+    return {
+        "entries": [entry.value for entry in found],
+        "changed": changed,
+        "hooks": len(HookRegistry._hooks),
+        "finders": list(map(id, sys.meta_path)) == finders,
+        "modules": sorted(name for name in set(sys.modules) - before if name.startswith("capture_hooks")),
+        "ms": took * 1e3,
+    }
+
+
 def main() -> None:
     sglang_host.preload()
+    without = off()
     from capture_hooks.adapters.sglang import plugin, versions
 
     targets = plugin.targets()
     layout = versions.probe(targets)
     unknown = versions.probe(targets, "9.9.9")
     found: dict[str, Any] = {
+        "off": without,
         "layout": [layout.installed, layout.version, layout.note],
         "unknown": [unknown.version, unknown.note],
         "targets": {t.name: t.place(layout.version) for t in targets},

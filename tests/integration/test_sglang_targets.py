@@ -97,3 +97,13 @@ def test_an_unknown_version_is_probed(found: dict[str, Any]) -> None:
     assert layout == ""
     assert "SGLang 9.9.9 is not known and its code has another layout" in sentence
     assert sentence.endswith("nothing is recorded")
+
+
+def test_without_the_variable_nothing_is_touched(found: dict[str, Any]) -> None:
+    """SGLang finds the entry point and calls it; every function of every module stays what it was."""
+    off = found["off"]
+    assert off["entries"] == ["capture_hooks.adapters.sglang:register"]
+    assert off["changed"] == []
+    assert off["hooks"] == 0
+    assert off["finders"]
+    assert off["modules"] == ["capture_hooks", "capture_hooks.adapters", "capture_hooks.adapters.sglang"]

@@ -163,8 +163,7 @@ class DecodeHooks:
                 np.array([int(told.get(b.address, 0)) for b in judged], np.int64),
             )
         )
-        agent = getattr(getattr(manager, "agent", None), "name", "")
-        self._session.tail("announce", keys.announce(held, agent))
+        self._session.tail("announce", keys.announce(held, keys.agent(manager)))
 
     def _polled(self, status: Any, receiver: Any, /, *_: Any, **__: Any) -> None:
         if int(status) != SUCCESS:

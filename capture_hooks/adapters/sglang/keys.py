@@ -5,6 +5,8 @@ Both ends make the same key from what each knows.
 
 from __future__ import annotations
 
+from typing import Any
+
 import xxhash
 
 from capture_hooks.adapters.sglang.requests import Held
@@ -13,6 +15,15 @@ from capture_hooks.adapters.sglang.requests import Held
 def peer(name: object) -> str:
     """A short digest of a peer's name or address: traces hold neither."""
     return xxhash.xxh3_64_hexdigest(str(name).encode())[:10]
+
+
+def agent(manager: Any) -> str:
+    """Name by which the other side knows a manager: its NIXL agent's, or its Mooncake session's."""
+    found = getattr(getattr(manager, "agent", None), "name", None)
+    if found is None:
+        engine = getattr(manager, "engine", None)
+        found = engine.get_session_id() if engine is not None else ""
+    return found.decode("utf-8", "replace") if isinstance(found, bytes) else str(found)
 
 
 def announce(held: Held, agent: object) -> str:

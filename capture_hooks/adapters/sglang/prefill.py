@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 _PREFILL = ("prefill",)
 _COMMON = "disaggregation.common.conn"
 _NIXL = "disaggregation.nixl.conn"
+_MOONCAKE = "disaggregation.mooncake.conn"
 
 HOOKS: tuple[Target, ...] = (
     Target(
@@ -63,6 +64,20 @@ HOOKS: tuple[Target, ...] = (
         at(_NIXL, "NixlKVManager.send_kvcache"),
         _PREFILL,
         ("peer_name", "prefill_kv_indices", "dst_kv_indices"),
+    ),
+    Target(
+        "MooncakeKVManager.add_transfer_request",
+        "order",
+        at(_MOONCAKE, "MooncakeKVManager.add_transfer_request"),
+        _PREFILL,
+        ("bootstrap_room", "kv_indices", "index_slice", "is_last_chunk"),
+    ),
+    Target(
+        "MooncakeKVManager.send_kvcache",
+        "send",
+        at(_MOONCAKE, "MooncakeKVManager.send_kvcache"),
+        _PREFILL,
+        ("prefill_kv_indices", "dst_kv_indices"),
     ),
     Target(
         "NixlKVManager._await_handles",
@@ -141,13 +156,17 @@ class PrefillHooks:
         wrap("CommonKVSender.poll", after=self._polled)
         wrap("CommonKVSender.abort", before=self._aborts)
         wrap("CommonKVSender.clear", before=self._clears)
-        wrap("NixlKVManager.add_transfer_request", before=self._queues)
         wrap("FastQueue.get", after=self._taken)
-        wrap("NixlKVManager.send_kvcache", around=self._posts)
-        wrap("NixlKVManager._await_handles", after=self._settled)
+        if session.transport == "mooncake":
+            wrap("MooncakeKVManager.add_transfer_request", before=self._queues)
+            wrap("MooncakeKVManager.send_kvcache", around=self._posts)
+        else:
+            wrap("NixlKVManager.add_transfer_request", before=self._queues)
+            wrap("NixlKVManager.send_kvcache", around=self._posts)
+            wrap("NixlKVManager._await_handles", after=self._settled)
+            wrap("NixlKVManager._handle_abort_notification", before=self._abort_read)
         wrap("CommonKVManager.conclude_transfer", before=self._concludes, after=self._has_concluded)
         wrap("CommonKVManager.send_kv_status_message", before=self._tells)
-        wrap("NixlKVManager._handle_abort_notification", before=self._abort_read)
         wrap("CommonKVManager._send_abort_ack", before=self._acknowledges)
 
     # -- the scheduler -------------------------------------------------------------------------------------------
@@ -255,6 +274,10 @@ class PrefillHooks:
         about = None
         with self._recorder.guard("sglang.NixlKVManager.send_kvcache"):
             destination = keywords["dst_kv_indices"] if "dst_kv_indices" in keywords else args[2]
+            if not len(chunk.pages):  # they were on their way from the device when the chunk was queued
+                source = keywords["prefill_kv_indices"] if "prefill_kv_indices" in keywords else args[0]
+                chunk.pages = _pages(source, None)
+                self._session.owners.give(chunk.held, chunk.logical, chunk.pages, shared=True)
             about = self._recorder.about(
                 chunk.held.room,
                 chunk.held.attempt,

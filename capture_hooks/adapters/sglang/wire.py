@@ -1,24 +1,69 @@
-"""The transfer library below SGLang: its own adapter, installed before SGLang's hooks so that they
-can listen to it.
-"""
+"""The transfer library below SGLang: its own adapter, installed before SGLang's hooks so that they can listen to it."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from capture_hooks.adapters.sglang.versions import Target
+from capture_hooks.adapters.sglang import keys
+from capture_hooks.adapters.sglang.versions import Target, at
 
 if TYPE_CHECKING:
+    from capture_hooks.adapters.mooncake import MooncakeAdapter
     from capture_hooks.adapters.sglang.session import Session
 
-HOOKS: tuple[Target, ...] = ()
+_MOONCAKE = "disaggregation.mooncake.conn"
+_PAIR = ("prefill", "decode")
+
+HOOKS: tuple[Target, ...] = (
+    Target(
+        "MooncakeKVManager._transfer_data",
+        "send",
+        at(_MOONCAKE, "MooncakeKVManager._transfer_data"),
+        ("prefill",),
+        ("mooncake_session_id", "transfer_blocks"),
+    ),
+    Target(
+        "MooncakeKVManager.register_buffer_to_engine",
+        "registration",
+        at(_MOONCAKE, "MooncakeKVManager.register_buffer_to_engine"),
+        _PAIR,
+    ),
+)
 
 
 def install(session: Session) -> None:
     """Install the adapter of the transfer library in use."""
     if session.role == "server":
         return
-    if session.transport in ("", "nixl"):
+    if session.transport == "mooncake":
+        _mooncake(session)
+    elif session.transport in ("", "nixl"):
         from capture_hooks.adapters import nixl
 
         session.wire = nixl.install(session.recorder)
+
+
+def _mooncake(session: Session) -> None:
+    from capture_hooks.adapters.mooncake import MooncakeAdapter
+
+    wire: MooncakeAdapter = MooncakeAdapter(session.recorder)
+    session.wire = wire
+
+    def moves(original: Any, manager: Any, mooncake_session_id: Any, transfer_blocks: Any) -> Any:
+        if not transfer_blocks:
+            return original(manager, mooncake_session_id, transfer_blocks)
+        return wire.transfer(
+            lambda: original(manager, mooncake_session_id, transfer_blocks),
+            keys.peer(keys.agent(manager)),
+            keys.peer(mooncake_session_id),
+            transfer_blocks,
+        )
+
+    def registers(_: None, manager: Any, /) -> None:
+        args = manager.kv_args
+        wire.registered(
+            keys.peer(keys.agent(manager)), zip(args.kv_data_ptrs, args.kv_data_lens, strict=False)
+        )
+
+    session.patches.wrap("MooncakeKVManager._transfer_data", around=moves)
+    session.patches.wrap("MooncakeKVManager.register_buffer_to_engine", after=registers)

@@ -1,0 +1,67 @@
+"""The Mooncake adapter with a stand-in for the library's call."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from capture_hooks.adapters.mooncake import MooncakeAdapter
+from capture_hooks.events import Process, Registration, Send, TransferState
+from capture_hooks.journal import JournalReader
+from capture_hooks.options import Options
+from capture_hooks.recorder import Recorder
+
+
+def events_of(recorder: Recorder) -> list[Any]:
+    recorder.close()
+    return [event for _, event in JournalReader(recorder.path)]
+
+
+@pytest.fixture
+def recorder(tmp_path: Path) -> Recorder:
+    return Recorder(Options(capture=tmp_path, seal=False), Process("prefill"))
+
+
+def test_a_transfer_with_what_the_engine_told(recorder: Recorder) -> None:
+    wire = MooncakeAdapter(recorder)
+    order: list[str] = []
+    wire.before_post.append(lambda post: order.append(f"before {post.transfer} {post.state}"))
+    wire.after_state.append(lambda post: order.append(f"after {post.transfer} {post.state}"))
+    wire.registered("a", [(100, 900)])
+    with recorder.about(
+        7, 1, 2, True, written=lambda: order.append("asked") or 0, awaited=1, logical=4, pages=[3]
+    ):
+        code = wire.transfer(lambda: order.append("moved") or 0, "a", "b", [(100, 5000, 64), (200, 6000, 32)])
+    assert code == 0
+    assert order == ["asked", "before 0 posted", "moved", "after 0 done"]
+    events = events_of(recorder)
+    (send,) = [e for e in events if isinstance(e, Send)]
+    assert (send.room, send.attempt, send.chunk, send.last, send.written, send.awaited, send.logical) == (
+        7, 1, 2, True, 0, 1, 4
+    )  # fmt: skip
+    assert send.source.tolist() == [[100, 64], [200, 32]]
+    assert send.destination.tolist() == [[5000, 64], [6000, 32]]
+    assert [(s.state, s.room) for s in events if isinstance(s, TransferState)] == [("posted", 7), ("done", 7)]
+    assert [(r.address, r.length) for r in events if isinstance(r, Registration)] == [(100, 900)]
+
+
+@pytest.mark.parametrize("code", [1, -1])
+def test_a_transfer_that_failed(recorder: Recorder, code: int) -> None:
+    assert MooncakeAdapter(recorder).transfer(lambda: code, "a", "b", [(1, 2, 3)]) == code
+    states = [(s.state, s.detail) for s in events_of(recorder) if isinstance(s, TransferState)]
+    assert states == [("posted", ""), ("error", f"code {code}")]
+
+
+def test_the_librarys_own_error_and_a_look_that_fails(recorder: Recorder) -> None:
+    wire = MooncakeAdapter(recorder)
+    wire.before_post.append(lambda _: 1 / 0)  # type: ignore[arg-type]
+
+    def call() -> int:
+        raise RuntimeError("gone")
+
+    with pytest.raises(RuntimeError, match="gone"):
+        wire.transfer(call, "a", "b", [(1, 2, 3)])
+    assert wire.transfer(lambda: 0, "a", "b", [(1, 2, 3)]) == 0
+    recorder.close()
