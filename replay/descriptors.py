@@ -25,6 +25,11 @@ I64 = npt.NDArray[np.int64]
 Bool = npt.NDArray[np.bool_]
 
 
+#: Sends that are resolved at once, and cells that are looked up at once.
+_SENDS = 1024
+_CELLS = 65_536
+
+
 @dataclass(frozen=True, slots=True)
 class Pieces:
     """Columns, one row a piece of one descriptor. Buffers are numbers of ``Timeline.buffers``, -1 outside all."""
@@ -91,22 +96,23 @@ class DescriptorMap:
         source, destination = self.sends.ragged("source"), self.sends.ragged("destination")
         columns: list[npt.NDArray[np.int64]] = []
         process = self.sends["process"].astype(np.int64)
-        source_owner, destination_owner = source.owner(), destination.owner()
+        # Sides of unequal length cannot be paired; the descriptors of such a send say nothing.
+        paired = source.lengths == destination.lengths
         for from_process in np.unique(process).tolist():
             for to_process in np.unique(self.peers[process == from_process]).tolist():
-                rows = (process == from_process) & (self.peers == to_process)
-                if to_process < 0:
-                    continue
-                columns.append(
-                    self._resolve(
-                        source.values[rows[source_owner]],
-                        destination.values[rows[destination_owner]],
-                        np.asarray(source_owner)[rows[source_owner]],
-                        np.asarray(destination_owner)[rows[destination_owner]],
-                        self._regions.get(int(from_process), Regions()),
-                        self._regions.get(int(to_process), Regions()),
+                every = np.flatnonzero((process == from_process) & (self.peers == to_process) & paired)
+                for start in range(0, len(every) if to_process >= 0 else 0, _SENDS):
+                    rows = every[start : start + _SENDS]
+                    left, right = source.take(rows), destination.take(rows)
+                    columns.append(
+                        self._resolve(
+                            left.values,
+                            right.values,
+                            rows[left.owner()],
+                            self._regions.get(int(from_process), Regions()),
+                            self._regions.get(int(to_process), Regions()),
+                        )
                     )
-                )
         table = np.concatenate([np.zeros((8, 0), np.int64), *columns], axis=1)
         table = table[:, np.lexsort((table[0], table[5], table[4]))]
         request = self.request[table[0]] if table.shape[1] else np.zeros(0, np.int64)
@@ -116,22 +122,18 @@ class DescriptorMap:
         self,
         source: npt.NDArray[np.uint64],
         destination: npt.NDArray[np.uint64],
-        source_owner: I64,
-        destination_owner: I64,
+        owner: I64,
         from_regions: Regions,
         to_regions: Regions,
     ) -> npt.NDArray[np.int64]:
         """Pieces of the descriptors of one pair of processes: rows of (send, source.., destination..)."""
-        if len(source) != len(destination) or not np.array_equal(source_owner, destination_owner):
-            # Sides of unequal length cannot be paired; the descriptors of such a send say nothing.
-            return np.zeros((8, 0), np.int64)
         length = np.minimum(source[:, 1], destination[:, 1])
         with reading("send table, descriptors"):
             left = from_regions.resolve_many(source[:, 0], length)
             right = to_regions.resolve_many(destination[:, 0], length)
         # Cut both sides at each other's borders: a piece lies in one page on either side.
         joined = _intersect(left, right)
-        send = source_owner[joined[0]] if joined.shape[1] else np.zeros(0, np.int64)
+        send = owner[joined[0]] if joined.shape[1] else np.zeros(0, np.int64)
         return np.concatenate([send[None, :], joined[1:]])
 
     @cached_property
@@ -210,7 +212,17 @@ class DescriptorMap:
         ]
         looked_at = [column_at(c, rows) for rows in (seen, source) for c in (snaps.buffer, snaps.page)]
         want = np.stack([cells.request, *looked_at], 1)
-        return judged, judged & _rows_in(want, have)
+        return judged, judged & self._brought(want, have)
+
+    def _brought(self, want: I64, have: I64) -> Bool:
+        """Whether each row of ``want`` is one of ``have``; both begin with the request, and ``want`` is sorted."""
+        have = have[np.argsort(have[:, 0], kind="stable")]
+        found = np.zeros(len(want), bool)
+        for start in range(0, len(want), _CELLS):
+            part = want[start : start + _CELLS]
+            low, high = np.searchsorted(have[:, 0], [part[:, 0].min(), part[:, 0].max() + 1])
+            found[start : start + _CELLS] = _rows_in(part, have[low:high])
+        return found
 
     @cached_property
     def _pieces_by_request(self) -> tuple[I64, I64]:

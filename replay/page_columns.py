@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -48,9 +49,45 @@ class BufferInfo:
     tokens_per_row: int
 
 
+class EventColumn(np.lib.mixins.NDArrayOperatorsMixin):
+    """A column of the snapshot table as one of page looks: each look has the value of its record.
+
+    It stands for the array ``values[event]`` and makes as much of it as is asked for: over millions of looks a dozen
+    such arrays would take more memory than everything else.
+    """
+
+    __slots__ = ("_event", "_values")
+
+    def __init__(self, values: I64, event: I64) -> None:
+        self._values, self._event = values, event
+
+    def __len__(self) -> int:
+        return len(self._event)
+
+    def __getitem__(self, rows: Any) -> Any:
+        return self._values[self._event[rows]]
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> I64:
+        if copy is False:
+            raise ValueError("the array of an event column is made when it is asked for")
+        found = self._values[self._event]
+        return found if dtype is None else found.astype(dtype, copy=False)
+
+    def __array_ufunc__(self, function: Any, method: str, *inputs: Any, **options: Any) -> Any:
+        return getattr(function, method)(*(np.asarray(item) for item in inputs), **options)
+
+
+def by_event(values: I64, event: I64) -> I64:
+    """:class:`EventColumn` that passes for the array that it stands for."""
+    return cast("I64", EventColumn(values, event))
+
+
 @dataclass(frozen=True, slots=True)
 class PageSnapshots:
-    """Flat columns, one row a page snapshot (``event`` is the row of the snapshot table)."""
+    """Flat columns, one row a page look (``event`` is the row of the snapshot table).
+
+    All but ``event``, ``logical``, ``page`` and ``content`` are event columns: index them with rows of looks.
+    """
 
     event: I64
     stage: npt.NDArray[np.object_]  #: of the event table; index it with ``event``

@@ -10,6 +10,7 @@ import numpy.typing as npt
 from capture_hooks.layouts import Layout
 from replay.kernels.reference import StoreInputs
 from replay.timeline import Timeline
+from replay.trace.reader import Table
 
 I64 = npt.NDArray[np.int64]
 U8 = npt.NDArray[np.uint8]
@@ -82,7 +83,7 @@ def store_cases(timeline: Timeline, store: int, skipped: Skipped) -> list[StoreC
         skipped.add("stores whose buffer or parameters were not recorded")
         return []
     buffer = timeline.buffers[number]
-    slots = np.asarray(table.ragged("slots")[store], np.int64)
+    slots = np.asarray(table.array("slots", store), np.int64)
     keys, rope = table.bulk("keys", store), table.bulk("rope", store)
     if len(keys) != len(slots) or len(rope) != len(slots):
         skipped.add("stores whose inputs are incomplete")
@@ -139,10 +140,16 @@ def read_snapshots(timeline: Timeline) -> Looks:
     """(process, request, buffer, step) -> moment -> logical page -> row of Timeline.snapshots."""
     snaps = timeline.snapshots
     found: Looks = {}
-    with_logits = timeline.trace.table("read").bulk_size("logits") > 0
-    if not with_logits.any():
+    reads, looks = timeline.trace.table("read"), timeline.trace.table("snapshot")
+    with_logits = np.flatnonzero(reads.bulk_size("logits") > 0)
+    if not len(with_logits):
         return found
-    rows = snaps.where("RD")
+    wanted = {_step(reads, row) for row in with_logits.tolist()}
+    theirs = np.zeros(len(looks), bool)
+    theirs[[row for row in np.flatnonzero(snaps.stage == "RD").tolist() if _step(looks, row) in wanted]] = (
+        True
+    )
+    rows = np.flatnonzero(theirs[snaps.event])
     columns = (snaps.process, snaps.request, snaps.buffer, snaps.step, snaps.logical, snaps.event)
     for row, (process, request, buffer, step, logical, event) in zip(
         rows.tolist(), zip(*(c[rows].tolist() for c in columns), strict=True), strict=True
@@ -150,6 +157,11 @@ def read_snapshots(timeline: Timeline) -> Looks:
         key = (process, request, buffer, step)
         found.setdefault(key, {}).setdefault(str(snaps.moment[event]), {})[logical] = row
     return found
+
+
+def _step(table: Table, row: int) -> tuple[int, ...]:
+    """What a read and the looks at its pages have in common."""
+    return tuple(int(table[name][row]) for name in ("process", "room", "attempt", "buffer", "step"))
 
 
 def read_case(

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from capture_hooks.layouts import LAYOUTS
 from replay.order import HappensBefore, Moment, line_numbers, moment
-from replay.page_columns import I64, MAX_LOGICAL, PLACE, BufferInfo, PageEvents, PageSnapshots
+from replay.page_columns import I64, MAX_LOGICAL, PLACE, BufferInfo, PageEvents, PageSnapshots, by_event
 from replay.scope import Scope, scope_of
 from replay.trace.errors import DAMAGED, TraceError
 
@@ -113,28 +113,32 @@ class Timeline:
         """All page snapshots, flat."""
         table = self.trace.table("snapshot")
         pages, logical, content = (table.ragged(c) for c in ("pages", "logical", "content"))
-        event = pages.owner().astype(np.int64)
+        event = pages.owner()
         if not (len(pages.values) == len(logical.values) == len(content.values)):
             raise TraceError("pages, logical and content differ in length", "snapshot table", DAMAGED)
         _check_logical(logical.values)
-        buffer = self.buffer_column("snapshot")[event]
+        buffer = self.buffer_column("snapshot")
+
+        def of_record(values: I64) -> I64:
+            return by_event(np.asarray(values, np.int64), event)
+
         return PageSnapshots(
             event=event,
             stage=table["stage"],
             moment=table["moment"],
-            process=table["process"].astype(np.int64)[event],
-            buffer=buffer,
-            request=self.request_column("snapshot")[event],
-            logical=logical.values.astype(np.int64),
-            page=pages.values.astype(np.int64),
-            content=content.values.astype(np.int64),
-            transfer=table["transfer"].astype(np.int64)[event],
-            step=table["step"].astype(np.int64)[event],
-            rows=table["rows"].astype(np.int64)[event],
-            begin_seq=table["begin_seq"].astype(np.int64)[event],
-            seq=table["seq"].astype(np.int64)[event],
-            line=line_numbers(table)[event],
-            slot=np.where(buffer >= 0, self.slot_of_buffer[np.maximum(buffer, 0)], -1),
+            process=of_record(table["process"]),
+            buffer=of_record(buffer),
+            request=of_record(self.request_column("snapshot")),
+            logical=np.asarray(logical.values, np.int64),
+            page=np.asarray(pages.values, np.int64),
+            content=np.asarray(content.values, np.int64),
+            transfer=of_record(table["transfer"]),
+            step=of_record(table["step"]),
+            rows=of_record(table["rows"]),
+            begin_seq=of_record(table["begin_seq"]),
+            seq=of_record(table["seq"]),
+            line=of_record(line_numbers(table)),
+            slot=of_record(np.where(buffer >= 0, self.slot_of_buffer[np.maximum(buffer, 0)], -1)),
         )
 
     @cached_property

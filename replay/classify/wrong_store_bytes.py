@@ -62,7 +62,7 @@ def explain(timeline: Timeline, evidence: Evidence, case: StoreCase, check: Stor
     sure = seen and code == "F30"
     confidence: Confidence = "certain" if sure else "likely"
     spans, _ = byte_ranges(layout, values, scales)
-    position = timeline.trace.table("store").ragged("positions")[case.store]
+    position = timeline.trace.table("store").array("positions", case.store)
     info = timeline.buffers[case.buffer]
     return PageEvidence(
         code=code,

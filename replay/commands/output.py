@@ -64,6 +64,10 @@ def whole_file(path: Path) -> Iterator[Path]:
         partial.unlink(missing_ok=True)
 
 
+#: Columns of a full progress bar.
+_BAR = 20
+
+
 class Progress:
     """One line on standard error that is rewritten; nothing where standard error is not a terminal.
 
@@ -81,7 +85,10 @@ class Progress:
         if not self._enabled or now - self._began < 0.5 or now - self._drawn < 0.1:
             return
         self._drawn, self._shown = now, True
-        share = f" {done:,} of {total:,}" if total else ""
+        share = ""
+        if total:
+            filled = _BAR * min(done, total) // total
+            share = f" [{'=' * filled:<{_BAR}}] {done:,} of {total:,}"
         click.echo(f"\r\x1b[K{what}{share}", nl=False, err=True)
 
     def __enter__(self) -> Progress:

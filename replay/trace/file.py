@@ -91,6 +91,7 @@ class TraceFile:
         self._rows: dict[str, int] = {}
         self._groups: dict[str, Any] = {}
         self._stores: dict[str, BlobReader | None] = {}
+        self._arrays: dict[tuple[str, str], tuple[Any | None, I64]] = {}
         try:
             self.version = self._check_version()
             self._events = subgroup(self._root, "events", self.place)
@@ -243,26 +244,45 @@ class TraceFile:
 
     def ragged(self, table: str, column: Column) -> tuple[Array, I64]:
         """A ragged column: flat values and offsets, ``int64[rows + 1]``."""
-        rows = self.rows(table)
-        inside = f"{self.place}/events/{table}"
-        place = f"{inside}/{column.name}"
-        width = column.width if column.kind == "ragged" else None
-        group = self._group(table)
-        dataset = None
-        if group is not None:
-            dataset = checked_dataset(group, column.name, inside, file_dtype(column), width)
-        if dataset is None:
-            empty = np.zeros((0,) if width is None else (0, width), file_dtype(column).newbyteorder("="))
-            return empty, np.zeros(rows + 1, np.int64)
-        values = read(dataset, place)
-        ends = checked_dataset(group, f"{column.name}.offsets", inside, np.dtype("<i8"))
-        if ends is None:
-            raise TraceError("its offsets are missing", place, DAMAGED)
-        offsets = read(ends, f"{place}.offsets")
-        check_offsets(offsets, len(values), rows, f"{place}.offsets")
+        dataset, offsets = self._ragged(table, column)
+        place = f"{self.place}/events/{table}/{column.name}"
+        values = self._empty(column) if dataset is None else read(dataset, place)
         if column.kind == "content":
             check_range(values, -1, 0 if self.contents is None else len(self.contents), "a content", place)
         return values, offsets
+
+    def ragged_row(self, table: str, column: Column, row: int) -> Array:
+        """The array of one row of a ragged column that is no content column; nothing else of it is read."""
+        dataset, offsets = self._ragged(table, column)
+        if dataset is None:
+            return self._empty(column)
+        place = f"{self.place}/events/{table}/{column.name}"
+        return read(dataset, place, int(offsets[row]), int(offsets[row + 1]))
+
+    def _empty(self, column: Column) -> Array:
+        width = column.width if column.kind == "ragged" else None
+        return np.zeros((0,) if width is None else (0, width), file_dtype(column).newbyteorder("="))
+
+    def _ragged(self, table: str, column: Column) -> tuple[Any | None, I64]:
+        """Dataset of the flat values, None where the file lacks the column, and the checked offsets."""
+        key = (table, column.name)
+        if key not in self._arrays:
+            rows, inside = self.rows(table), f"{self.place}/events/{table}"
+            group = self._group(table)
+            width = column.width if column.kind == "ragged" else None
+            dataset = None
+            if group is not None:
+                dataset = checked_dataset(group, column.name, inside, file_dtype(column), width)
+            offsets = np.zeros(rows + 1, np.int64)
+            if dataset is not None:
+                place = f"{inside}/{column.name}.offsets"
+                ends = checked_dataset(group, f"{column.name}.offsets", inside, np.dtype("<i8"))
+                if ends is None:
+                    raise TraceError("its offsets are missing", f"{inside}/{column.name}", DAMAGED)
+                offsets = read(ends, place)
+                check_offsets(offsets, int(dataset.shape[0]), rows, place)
+            self._arrays[key] = dataset, offsets
+        return self._arrays[key]
 
     def _values(self, table: str, name: str, dtype: np.dtype[Any], width: int | None, default: Any) -> Array:
         place = f"{self.place}/events/{table}"

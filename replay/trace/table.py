@@ -20,6 +20,8 @@ I32 = npt.NDArray[np.int32]
 I64 = npt.NDArray[np.int64]
 
 _STAMPS = {name for name, _ in STAMPS}
+#: Rows whose arrays are taken at once.
+_BLOCK = 16_384
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +59,18 @@ class Ragged:
         """The arrays of ``rows``, in their order."""
         lengths = self.lengths[rows]
         offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
-        # Value i of the new row r lies i places after the start of the old row.
-        source = np.repeat(self.offsets[:-1][rows] - offsets[:-1], lengths) + np.arange(int(offsets[-1]))
-        return Ragged(self.values[source], offsets)
+        values = np.empty((int(offsets[-1]), *self.values.shape[1:]), self.values.dtype)
+        shift = self.offsets[:-1][rows] - offsets[:-1]
+        for low in range(
+            0, len(rows), _BLOCK
+        ):  # the index of all values at once would be as large as they are
+            high = min(low + _BLOCK, len(rows))
+            first, last = int(offsets[low]), int(offsets[high])
+            # Value i of the new row r lies i places after the start of the old row.
+            source = np.repeat(shift[low:high], lengths[low:high])
+            source += np.arange(first, last)
+            values[first:last] = self.values[source]
+        return Ragged(values, offsets)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +172,15 @@ class Table:
         found: Ragged = self._kept[name]
         return found
 
+    def array(self, name: str, row: int) -> Array:
+        """The array of one row of a ragged column, read alone where the column as a whole was not asked for."""
+        column = self._column(name, "ragged")
+        if name in self._kept:
+            whole: Ragged = self._kept[name]
+            return whole[row]
+        source, at = self._place(row)
+        return source.file.ragged_row(self.name, column, at)
+
     def _read_ragged(self, column: Column) -> Ragged:
         values, ends, base = [], [np.zeros(1, np.int64)], 0
         for source in self._sources:
@@ -174,7 +194,9 @@ class Table:
             base += len(part)
         width = column.width if column.kind == "ragged" else None
         dtype = np.dtype(column.dtype).newbyteorder("=")
-        joined = np.concatenate(values) if values else np.zeros((0,) if width is None else (0, width), dtype)
+        empty = np.zeros((0,) if width is None else (0, width), dtype)
+        joined = values[0] if len(values) == 1 else np.concatenate([empty, *values])
+        del values
         found = Ragged(joined, np.concatenate(ends))
         return found if self._order is None else found.take(self._order)
 
