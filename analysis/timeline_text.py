@@ -6,6 +6,7 @@ choose between lines whose order is open.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
     from replay.trace.table import Table
 
 I64 = npt.NDArray[np.int64]
+
+#: Columns of a line.
+WIDTH = 80
 
 #: Tables whose records name the request; the states of its transfers and its order edges are found besides.
 REQUEST_TABLES = (
@@ -146,19 +150,34 @@ def timeline_text(trace: Trace, title: str, entries: Sequence[Entry]) -> str:
     told = ", ".join(
         f"{name} is {p.role} rank {p.rank}" for name, p in zip(names, trace.processes, strict=True)
     )
-    lines = [
-        _clean(f"{title}: {len(entries)} lines; {told}"),
-        "~ not ordered against the line above; ms only compares within one host",
-        "",
-    ]
+    places = {(entry.buffer, entry.layers) for entry in entries if entry.layers}
+    common = [f" [{name} {ids_text(layers)}]" for name, layers in places if len(places) == 1]
+    if title.startswith("page "):
+        common = []  # its title says it
+    lines = _wrapped(f"{title}: {len(entries)} lines; {told}", "  ", "".join(common))
+    lines += ["~ not ordered against the line above; ms only compares within one host", ""]
     origin = _origins(trace, entries)
+    places = {
+        (entry.buffer, entry.layers) for entry in entries if entry.layers
+    }  # a page's title says its own
     for entry in entries:
         when = (entry.begin_ns - origin[trace.processes[entry.moment.process].host]) / 1e6
-        layers = f"  [{entry.buffer} {ids_text(entry.layers)}]" if entry.layers else ""
+        layers = f"  [{entry.buffer} {ids_text(entry.layers)}]" if entry.layers and len(places) > 1 else ""
         proof = " " if entry.ordered else "~"
-        head = f"{proof} {names[entry.moment.process]:{wide}} {entry.moment.seq:>8} {when:>10.3f}"
-        lines.append(_clean(f"{head}  {entry.text}{layers}"))
+        head = f"{proof} {names[entry.moment.process]:{wide}} {entry.moment.seq:>8} {when:>10.3f}  "
+        lines += _wrapped(f"{head}{entry.text}", " " * (len(head) + 2), layers)
     return "\n".join(lines)
+
+
+def _wrapped(text: str, indent: str, tail: str = "") -> list[str]:
+    """``text`` in lines of at most 80 columns, which an issue shows without a scroll bar; ``tail`` stays together."""
+    lines = [""]
+    for word in [*re.split(r"(?<=\S)(?= +\S)", _clean(text)), _clean(tail)]:
+        if len(lines[-1]) + len(word) > WIDTH and lines[-1].strip():
+            lines.append(indent + word.lstrip())
+        else:
+            lines[-1] += word
+    return lines
 
 
 def timeline_json(trace: Trace, entries: Sequence[Entry]) -> list[dict[str, Any]]:

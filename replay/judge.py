@@ -61,9 +61,13 @@ def judge(trace: Trace, options: JudgeOptions | None = None, progress: Progress 
     scope = timeline.scope
     seen = coverage(trace, scope.apart)
     evidence = Evidence(timeline, DescriptorMap(timeline), seen.complete)
+    tell = progress or (lambda what, done, total: None)
+    tell("sorting the looks at pages", 0, 0)
     ladder = climb(timeline, progress, evidence.local)
+    tell("descriptors", 0, 0)
     evidence.siblings = Siblings(ladder)
     pages, hazards, doubts = _byte_rungs(ladder, evidence)
+    tell("block tables", 0, 0)
     books = judge_bookkeeping(timeline, evidence)
     pages += books.pages
     tables = books.tables

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from replay.order import Moment
 from replay.timeline import Timeline
+from replay.trace.reader import Ragged
 
 I64 = npt.NDArray[np.int64]
 
@@ -91,12 +92,7 @@ def judge_tables(timeline: Timeline) -> TableRung:
                 moment=timeline.moment("read", read),
             )
         )
-    before, after = reads.ragged("table"), reads.ragged("table_after")
-    changed = {
-        row
-        for row in range(len(reads))
-        if len(after[row]) and not np.array_equal(before[row][: needed[row]], after[row][: needed[row]])
-    }
+    changed = set(_changed(reads.ragged("table"), reads.ragged("table_after"), needed).tolist())
     return TableRung(
         cases=cases,
         reads=int(judged.sum()),
@@ -104,3 +100,18 @@ def judge_tables(timeline: Timeline) -> TableRung:
         unknown=len(unknown),
         changed=frozenset(changed | set(found)),
     )
+
+
+def _changed(before: Ragged, after: Ragged, needed: I64) -> I64:
+    """Reads whose table after the kernel is not the one before it, as far as the read needs it."""
+    taken = np.flatnonzero(after.lengths > 0)
+    other = np.minimum(before.lengths, needed) != np.minimum(after.lengths, needed)
+    alike = taken[~other[taken]]
+    one, two = (side.take(alike) for side in (before, after))
+    # Both have the entries that are needed; behind them they may be of different lengths.
+    owner = one.owner()
+    index = np.arange(len(owner)) - one.offsets[owner]
+    wanted = index < needed[alike][owner]
+    owner, index = owner[wanted], index[wanted]
+    differs = one.values[wanted] != two.values[two.offsets[owner] + index]
+    return np.concatenate([taken[other[taken]], alike[np.unique(owner[differs])]])

@@ -46,6 +46,7 @@ class Timeline:
         slot_of = {name: number for number, name in enumerate(names)}
         self.slot_of_buffer = np.array([slot_of[(b.name, b.layer)] for b in self.buffers] or [-1], np.int64)
         self.requests, self._request_number = _requests(trace)
+        self._request_columns: dict[str, I64] = {}
         self.request_rows = self._rows_of_requests()
 
     @cached_property
@@ -59,10 +60,12 @@ class Timeline:
 
     def request_column(self, table: str) -> I64:
         """Request number of each record of ``table``."""
-        rows = self.trace.table(table)
-        number = self._request_number
-        pairs = zip(rows["room"].tolist(), rows["attempt"].tolist(), strict=True)
-        return np.array([number.get(pair, -1) for pair in pairs], np.int64)
+        if table not in self._request_columns:
+            rows = self.trace.table(table)
+            number = self._request_number
+            pairs = zip(rows["room"].tolist(), rows["attempt"].tolist(), strict=True)
+            self._request_columns[table] = np.array([number.get(pair, -1) for pair in pairs], np.int64)
+        return self._request_columns[table]
 
     def buffer_column(self, table: str) -> I64:
         """Buffer number of each record of ``table``."""

@@ -81,8 +81,9 @@ def unannounced(timeline: Timeline, evidence: Evidence) -> list[PageEvidence]:
         for sender, named in _named(timeline, evidence, process, request).items():
             if not evidence.covers(sender, "send"):
                 continue
-            seen = _looked_at(timeline, process, request)
-            lost = sorted(page for page in named - announced - seen if page > max(announced, default=-1))
+            more = {page for page in named - announced if page > max(announced, default=-1)}
+            # Few requests have such pages, and looking for their looks goes through all looks of the trace.
+            lost = sorted(more - _looked_at(timeline, process, request)) if more else []
             lines = (
                 f"the sender named {len(named)} pages of the request, its receiver announced {len(announced)}",
                 "the request was reported complete all the same",

@@ -153,7 +153,9 @@ def test_the_command_lists_a_request(pair: Path, capsys: pytest.CaptureFixture[s
     out = capsys.readouterr().out
     assert out.startswith("room 7001: ")
     assert "P0 is prefill rank 0, D0 is decode rank 0" in out
-    assert "[index_k 2,6]" in out
+    assert "[index_k 2,6]" in " ".join(out.split())
+    assert max(map(len, out.splitlines())) <= 80
+    assert "\x1b" not in out
 
 
 def test_the_command_gives_json(pair: Path, capsys: pytest.CaptureFixture[str]) -> None:
