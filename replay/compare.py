@@ -15,6 +15,7 @@ import numpy.typing as npt
 from capture_hooks.layouts import Layout
 from replay.align import Pair, align
 from replay.findings import byte_ranges, ranges
+from replay.page_columns import row_numbers
 from replay.timeline import Timeline
 from replay.trace.reader import Trace
 from replay.units import units_of
@@ -213,8 +214,7 @@ def _common(one: I64, other: I64) -> tuple[I64, I64]:
     both = np.concatenate([one, other])
     if not len(both):
         return np.zeros(0, np.int64), np.zeros(0, np.int64)
-    _, number = np.unique(both, axis=0, return_inverse=True)
-    number = number.reshape(-1)
+    number = row_numbers(both)
     _, here, there = np.intersect1d(number[: len(one)], number[len(one) :], return_indices=True)
     return here.astype(np.int64), there.astype(np.int64)
 

@@ -17,7 +17,7 @@ from capture_hooks.regions import Pieces as Resolved
 from capture_hooks.regions import Regions
 from replay.cells import Cells
 from replay.order import Moment
-from replay.page_columns import PLACE, column_at, place
+from replay.page_columns import PLACE, column_at, place, rows_in
 from replay.timeline import Timeline
 from replay.trace.errors import reading
 
@@ -221,7 +221,7 @@ class DescriptorMap:
         for start in range(0, len(want), _CELLS):
             part = want[start : start + _CELLS]
             low, high = np.searchsorted(have[:, 0], [part[:, 0].min(), part[:, 0].max() + 1])
-            found[start : start + _CELLS] = _rows_in(part, have[low:high])
+            found[start : start + _CELLS] = rows_in(part, have[low:high])
         return found
 
     @cached_property
@@ -265,19 +265,6 @@ class DescriptorMap:
             ):
                 right[int(pieces.start[row]) : int(pieces.stop[row])] = True
         return right
-
-
-def _rows_in(want: I64, have: I64) -> Bool:
-    """Whether each row of ``want`` is a row of ``have``."""
-    if not len(want) or not len(have):
-        return np.zeros(len(want), bool)
-    joined = np.concatenate([have, want])
-    # Column by column into one number a row: sorting whole rows takes several times as long.
-    number = np.zeros(len(joined), np.int64)
-    for column in joined.T:
-        values, code = np.unique(column, return_inverse=True)
-        _, number = np.unique(number * len(values) + code.reshape(-1), return_inverse=True)
-    return np.isin(number[len(have) :], number[: len(have)])
 
 
 def _intersect(left: Resolved, right: Resolved) -> npt.NDArray[np.int64]:

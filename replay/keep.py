@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from replay.bisect import Case, climb
 from replay.descriptors import DescriptorMap
-from replay.page_columns import PageEvents, place
+from replay.page_columns import PageEvents, place, rows_in
 from replay.scope import Scope
 from replay.timeline import Timeline
 from replay.trace.reader import Table, Trace
@@ -121,10 +121,11 @@ class _Finder:
                 self.timeline.request_column("read"),
                 self.timeline.buffer_column("read"),
                 table["step"].astype(np.int64),
-            ]
-        )[:, kept]
-        wanted = np.stack([snaps.request, snaps.buffer, snaps.step])
-        read = (snaps.stage == "RD")[snaps.event] & _columns_in(wanted, steps)
+            ],
+            1,
+        )[kept]
+        wanted = np.stack([snaps.request, snaps.buffer, snaps.step], 1)
+        read = (snaps.stage == "RD")[snaps.event] & rows_in(wanted, steps)
         return np.asarray(here & (scope.places_in(layer, snaps.logical) | read), bool)
 
     def suspect_pages(self, own: Bool, cases: list[Case]) -> Bool:
@@ -139,8 +140,8 @@ class _Finder:
         theirs = known & hit[np.where(known, snaps.request * len(timeline.slots) + snaps.slot, 0)]
         shared = timeline.shared_pages
         if shared:  # a shared page was stored and sent once, for its first owner
-            triples = np.array(sorted(shared), np.int64).T
-            theirs |= own & _columns_in(np.stack([snaps.process, snaps.request, snaps.page]), triples)
+            triples = np.array(sorted(shared), np.int64)
+            theirs |= own & rows_in(np.stack([snaps.process, snaps.request, snaps.page], 1), triples)
         return theirs | self._at(self._places(theirs))
 
     def _said(self, case: Case) -> bool:
@@ -331,11 +332,3 @@ def _repeated(values: U64) -> Bool:
 
 def _transfer(table: Table) -> I64:
     return np.asarray(table["process"].astype(np.int64) * (1 << 40) + table["transfer"], np.int64)
-
-
-def _columns_in(wanted: I64, have: I64) -> Bool:
-    """Which columns of ``wanted`` are columns of ``have``."""
-    both = np.concatenate([have, wanted], axis=1)
-    _, number = np.unique(both, axis=1, return_inverse=True)
-    number = number.reshape(-1)
-    return np.isin(number[have.shape[1] :], number[: have.shape[1]])
