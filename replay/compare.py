@@ -14,8 +14,8 @@ import numpy.typing as npt
 
 from capture_hooks.layouts import Layout
 from replay.align import Pair, align
-from replay.findings import byte_ranges, ranges
 from replay.page_columns import row_numbers
+from replay.ranges import byte_ranges, ranges
 from replay.timeline import Timeline
 from replay.trace.reader import Trace
 from replay.units import units_of

@@ -44,6 +44,8 @@ LOOKS = {
     "top-k": frozenset({"RD"}),
 }
 _WITH_ROOM = tuple(t for t, columns in TABLES.items() if "room" in {column.name for column in columns})
+#: Added to a process number, for places that are metadata slots and no pages.
+_SLOTS = 1 << 20
 #: Contents whose rows are looked through at once.
 _SLAB = 4096
 #: A row that more contents than this hold points at nobody.
@@ -202,6 +204,7 @@ class _Finder:
         reach[timeline.snapshots.request[linked]] = True
         holders = [self._holdings(events) for events in (timeline.allocs, timeline.frees)]
         holders += [self._received(), self._looked_at(), self._sent(), self._read_through(), *self._copied()]
+        holders += self._metadata_slots()
         request = np.concatenate([one for one, _ in holders])
         where = np.concatenate([other for _, other in holders])
         request, where = request[where >= 0], where[where >= 0]
@@ -230,6 +233,18 @@ class _Finder:
             place(np.where(buffer >= 0, self.process_of_buffer[buffer], -1), page) for buffer, page in sides
         ]
         return np.tile(pieces.request, 2), np.concatenate(places)
+
+    def _metadata_slots(self) -> list[tuple[I64, I64]]:
+        """Metadata slots, which are numbered apart from pages."""
+        table = self.timeline.trace.table("metadata")
+        request, process = self.timeline.request_column("metadata"), table["process"].astype(np.int64)
+        return [
+            (request, place(side, slots))
+            for side, slots in (
+                (process + _SLOTS, table["slot"]),
+                (np.full(len(request), 2 * _SLOTS), table["peer_slot"]),
+            )
+        ]
 
     def _copied(self) -> list[tuple[I64, I64]]:
         """Pages that were copied within a process; ids of rows are turned into those of their pages."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -10,7 +11,9 @@ import numpy.typing as npt
 from capture_hooks.layouts import Layout
 from replay.kernels.reference import StoreInputs
 from replay.timeline import Timeline
-from replay.trace.reader import Table
+
+if TYPE_CHECKING:
+    from replay.trace.reader import Table
 
 I64 = npt.NDArray[np.int64]
 U8 = npt.NDArray[np.uint8]

@@ -6,13 +6,16 @@ A read that began after its request had given its pages back is an overshoot ste
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from replay.order import Moment
 from replay.timeline import Timeline
-from replay.trace.reader import Ragged
+
+if TYPE_CHECKING:
+    from replay.trace.reader import Ragged
 
 I64 = npt.NDArray[np.int64]
 

@@ -13,7 +13,8 @@ import numpy.typing as npt
 from replay.bisect import Case
 from replay.classify.base import Evidence, Explanation, Kind, claims
 from replay.classify.undelivered import look, still_old
-from replay.findings import PageEvidence, byte_ranges, kind_name
+from replay.findings import PageEvidence, kind_name
+from replay.ranges import byte_ranges
 from replay.timeline import Timeline
 from replay.verdict import Confidence, PageFinding, RunnerUp
 from replay.words import counted

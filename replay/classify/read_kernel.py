@@ -25,9 +25,10 @@ from replay.classify import (
 )
 from replay.classify.base import Evidence, span
 from replay.classify.hypotheses import Buffer, Fit, Hypothesis, Question, fits
-from replay.findings import PageEvidence, byte_ranges, kind_name, ranges
+from replay.findings import PageEvidence, kind_name
 from replay.memory import Memory
 from replay.page_columns import BufferInfo
+from replay.ranges import byte_ranges, ranges
 from replay.recorded import ReadCase
 from replay.timeline import Timeline
 from replay.verdict import Confidence, PageFinding, RunnerUp

@@ -12,7 +12,8 @@ from collections.abc import Iterable
 import numpy as np
 
 from replay.classify.base import Evidence, Kind, claims
-from replay.findings import PageEvidence, ranges
+from replay.findings import PageEvidence
+from replay.ranges import ranges
 from replay.slots import SlotCase
 from replay.tables import TableCase
 from replay.timeline import Timeline

@@ -10,8 +10,9 @@ from __future__ import annotations
 import numpy as np
 
 from replay.classify.base import Evidence, Kind, claims, span
-from replay.findings import PageEvidence, byte_ranges, ranges
+from replay.findings import PageEvidence
 from replay.kernels.reference import StoreCheck, check_store
+from replay.ranges import byte_ranges, ranges
 from replay.recorded import StoreCase
 from replay.timeline import Timeline
 from replay.verdict import Confidence, PageFinding
