@@ -315,7 +315,7 @@ def test_progress_appears_only_when_work_is_long(
         progress("too soon", 1001, 2000)
 
     err = capsys.readouterr().err
-    assert "reading pages 1,000 of 2,000" in err
+    assert "reading pages [==========          ] 1,000 of 2,000" in err
     assert "early" not in err
     assert "too soon" not in err
 
