@@ -116,9 +116,10 @@ def _unwritten(timeline: Timeline, case: StoreCase, wrong: np.ndarray) -> bool:
         [snaps.at_place(stage, case.buffer, case.page) for stage in ("ST", "RC", "RD", "SE", "LT")]
     )
     earlier = earlier[(snaps.seq[earlier] <= store_seq) & (snaps.content[earlier] >= 0)]
-    if not len(earlier):
-        return False
     rows = case.rows[wrong]
+    if not len(earlier):
+        # Nobody has looked at the page before: memory that was never written holds zeros.
+        return not case.layout.values(case.data[None])[0][rows].any()
     now = contents.row_values(snaps.content[[case.snapshot]])[0][rows]
     last = earlier[np.argsort(snaps.seq[earlier])[-1:]]
     before = contents.row_values(snaps.content[last])[0][rows]
