@@ -6,6 +6,9 @@ Commands are loaded by name when they are called, so ``replay --help`` imports n
 
 from __future__ import annotations
 
+from replay.interrupt import loaded  # first: it sees to Ctrl-C during all that follows
+
+# isort: split
 import difflib
 import errno
 import importlib
@@ -147,13 +150,14 @@ def cli(debug: bool) -> None:
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and exit the process with the right code."""
-    args = list(sys.argv[1:] if argv is None else argv)
-    code = run(args)
     try:
+        code = run(list(sys.argv[1:] if argv is None else argv))
         sys.stdout.flush()
         sys.stderr.flush()
     except BrokenPipeError:
         code = EXIT_PIPE
+    except KeyboardInterrupt:  # before or after the command itself
+        code = EXIT_INTERRUPTED
     if code == EXIT_PIPE:
         # Python flushes once more while it exits; give it somewhere to write.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -228,3 +232,6 @@ def _expected(error: Exception) -> int | None:
         if isinstance(kind, type) and isinstance(error, kind):
             return code
     return None
+
+
+loaded()

@@ -194,7 +194,11 @@ def _level(config: LabConfig, concurrency: int, out: Path, say: _Say, *, last: b
                 f"{_carrier(pair.transport)}",
                 pair.note,
             )
-            result = pair.run(replace(config, concurrency=concurrency))
+            try:
+                result = pair.run(replace(config, concurrency=concurrency))
+            except KeyboardInterrupt:
+                say("stopping the pair ...")
+                raise
     except TransportError as error:
         raise click.UsageError(str(error)) from None
     say(f"{concurrency} at a time: done in {result.stats['seconds']:.0f} s; judging")

@@ -121,6 +121,7 @@ def test_ctrl_c_ends_the_children_and_exits_130(tmp_path: Path) -> None:
     children = _children(process.pid)
     assert len(children) >= 2
     process.send_signal(signal.SIGINT)
+    assert "stopping the pair" in process.stderr.readline()
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130, errors
     end = time.monotonic() + 10

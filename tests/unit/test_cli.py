@@ -328,3 +328,33 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
 
     assert path.read_text() == "one"
     assert [entry.name for entry in tmp_path.iterdir()] == ["out.json"]
+
+
+@pytest.mark.parametrize("delay", [0.0, 0.02, 0.04, 0.06, 0.08, 0.1, 0.15, 0.25])
+def test_ctrl_c_while_the_program_is_loaded_tells_no_traceback(delay: float, tmp_path: Path) -> None:
+    """The signal goes out once Python itself is up, which cannot be helped, and ``delay`` later."""
+    code = (
+        "import os, signal, sys, threading, time\n"
+        "delay = float(sys.argv.pop())\n"
+        "def send():\n"
+        "    time.sleep(delay)\n"
+        "    os.kill(os.getpid(), signal.SIGINT)\n"
+        "from replay import interrupt\n"
+        "threading.Thread(target=send, daemon=True).start()\n"
+        "from replay.cli import main\n"
+        "main()\n"
+        "time.sleep(5)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, "merge", str(tmp_path), "-o", str(tmp_path / "out.h5"), str(delay)],
+        cwd=Path(cli.__file__).parents[1],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert "Traceback" not in done.stderr
+    assert done.returncode in (130, 4), (
+        "interrupted, or faster than the signal: there is no trace in the folder"
+    )
+    assert list(tmp_path.iterdir()) == []
