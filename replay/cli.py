@@ -9,26 +9,27 @@ from __future__ import annotations
 from replay.interrupt import loaded  # first: it sees to Ctrl-C during all that follows
 
 # isort: split
-import difflib
 import errno
 import importlib
 import importlib.util
 import os
 import sys
-import tempfile
-import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
 from replay.verdict import EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_UNREADABLE, EXIT_USAGE
 
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
 #: A reader of our output went away: what a shell reports for a process ended by SIGPIPE.
 EXIT_PIPE = 141
+#: Under which names we are installed, and the variable that asks for a shell's completions of each.
+COMPLETION = {"replay": "_REPLAY_COMPLETE", "kv-replay": "_KV_REPLAY_COMPLETE"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,9 +103,18 @@ class Commands(click.Group):
         """A word that is neither a command, an option nor an existing path is a usage error."""
         if word.startswith("-") or Path(word).exists():
             return
+        import difflib  # not for the help, which is to be quick
+
         near = difflib.get_close_matches(word, available(), n=1)
         hint = f" Did you mean 'replay {near[0]}'?" if near else " 'replay --help' lists the commands."
         raise click.UsageError(f"'{word}' is neither a command nor an existing trace or folder.{hint}", ctx)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Commands, options, and files: the first word may be a trace."""
+        from click.shell_completion import CompletionItem
+
+        found = super().shell_complete(ctx, incomplete)
+        return found if incomplete.startswith("-") else [*found, CompletionItem(incomplete, type="file")]
 
     def format_usage(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Both forms: traces to judge, or a command."""
@@ -129,14 +139,30 @@ class Commands(click.Group):
 
 
 def _version() -> str:
+    from importlib import metadata  # takes longer than all else that the help imports
+
     try:
         return metadata.version("kv-replay")
     except metadata.PackageNotFoundError:
         return "(not installed)"
 
 
+def _show_version(ctx: click.Context, _: click.Parameter, value: bool) -> None:
+    if value and not ctx.resilient_parsing:
+        click.echo(f"kv-replay {_version()}")
+        ctx.exit()
+
+
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]}, no_args_is_help=True)
-@click.version_option(_version(), "-V", "--version", message="kv-replay %(version)s")
+@click.option(
+    "-V",
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_show_version,
+    help="Show the version and exit.",
+)
 @click.option("--debug", is_flag=True, help="Show the traceback of an internal error.")
 def cli(debug: bool) -> None:
     """Judge what happened to the KV-cache pages of a prefill/decode pair.
@@ -150,6 +176,11 @@ def cli(debug: bool) -> None:
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and exit the process with the right code."""
+    for name, variable in COMPLETION.items():
+        if variable in os.environ:
+            from click.shell_completion import shell_complete
+
+            sys.exit(shell_complete(cli, {}, name, variable, os.environ[variable]))
     try:
         code = run(list(sys.argv[1:] if argv is None else argv))
         sys.stdout.flush()
@@ -182,6 +213,8 @@ def run(args: list[str]) -> int:
         return EXIT_PIPE
     except Exception as error:
         if debug:
+            import traceback
+
             traceback.print_exc()
         return _explain(error, debug)
     return result if isinstance(result, int) else 0
@@ -196,11 +229,15 @@ def _explain(error: Exception, debug: bool) -> int:
     if isinstance(error, OSError) and error.errno in _FULL:
         from replay.writing import write_error
 
+        import tempfile
+
         click.echo(f"replay: {write_error(Path(error.filename or tempfile.gettempdir()), error)}", err=True)
         return EXIT_USAGE
     if isinstance(error, OSError) and error.errno in _PATH_ERRORS and error.filename is not None:
         click.echo(f"replay: cannot use {os.fspath(error.filename)!r}: {error.strerror}", err=True)
         return EXIT_UNREADABLE
+    import traceback
+
     where = traceback.extract_tb(error.__traceback__)[-1:]
     place = f" ({Path(where[0].filename).name}:{where[0].lineno})" if where else ""
     click.echo(f"replay: internal error: {type(error).__name__}: {error}{place}", err=True)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from capture_hooks.options import parse_size
-from replay.commands.output import Progress, check_new
+from replay.commands.output import Progress, check_new, whole_file
 
 if TYPE_CHECKING:
     from analysis.bundle import Bundle
@@ -110,8 +110,7 @@ def _write(bundle: Bundle, out: Path) -> None:
     """Write the ZIP, and let it stay only if it proves itself."""
     from analysis.bundle import prove, zipped
 
-    partial = out.with_name(f".{out.name}.partial")
-    try:
+    with whole_file(out) as partial:
         partial.write_bytes(zipped(bundle.files))
         with Progress() as progress:
             progress("replaying the bundle in an empty folder")
@@ -121,8 +120,3 @@ def _write(bundle: Bundle, out: Path) -> None:
                 f"the bundle does not prove itself and was not kept: {'; '.join(problems)}. That is a fault of "
                 "kv-replay: please report it."
             )
-        partial.replace(out)
-    except OSError as error:
-        raise click.UsageError(f"cannot write '{out}': {error.strerror}") from error
-    finally:
-        partial.unlink(missing_ok=True)

@@ -358,3 +358,72 @@ def test_ctrl_c_while_the_program_is_loaded_tells_no_traceback(delay: float, tmp
         "interrupted, or faster than the signal: there is no trace in the folder"
     )
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", cli.available())
+def test_every_command_knows_h(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run([name, "-h"]) == 0
+    assert "-h, --help" in capsys.readouterr().out
+
+
+def test_what_writes_a_file_never_does_so_silently_over_another() -> None:
+    """The demo owns its folder."""
+    for name in set(cli.available()) - {"demo"}:
+        options = {
+            opt for p in importlib.import_module(cli.COMMANDS[name].module).command.params for opt in p.opts
+        }
+        assert ("--out" in options) <= ("--force" in options), name
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+@pytest.mark.parametrize("name", ["replay", "kv-replay"])
+def test_a_shell_gets_its_completions(name: str, shell: str) -> None:
+    variable = cli.COMPLETION[name]
+
+    done = subprocess.run(
+        [sys.executable, "-c", "from replay.cli import main; main()"],
+        env={**os.environ, variable: f"{shell}_source"}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+    assert f"{variable}={shell}_complete" in done.stdout, done.stderr
+
+
+def test_commands_options_and_traces_are_completed() -> None:
+    def offered(words: str, cword: int) -> list[str]:
+        done = subprocess.run(
+            [sys.executable, "-c", "from replay.cli import main; main()"],
+            env={**os.environ, "_REPLAY_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": str(cword)},
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        return done.stdout.split()
+
+    assert {"plain,plot", "file,pl"} <= set(offered("replay pl", 1))
+    assert {"plain,grid", "plain,bytes"} <= set(offered("replay plot --kind ", 3))
+    assert "plain,--markdown" in offered("replay report --m", 2)
+
+
+def test_ctrl_c_leaves_nothing_half_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from analysis import plots
+    from tests.scenarios.scene import Job, Scene
+
+    scene = Scene(tmp_path)
+    scene.healthy(Job(5, 0, 64, [1], [2]))
+    scene.close()
+    path = str(scene.paths[0])
+    before = sorted(tmp_path.iterdir())
+
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    def half(figure: object, out: Path) -> None:
+        out.write_bytes(b"half")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(plots, "save", half)
+    assert cli.run(["plot", path, "-o", str(tmp_path / "x.png")]) == 130
+    monkeypatch.setattr(Path, "replace", interrupted)
+    assert cli.run([path, "--no-reexecute", "-o", str(tmp_path / "x.json")]) == 130
+    monkeypatch.setattr("replay.trace.merge._copy_table", interrupted)
+    assert cli.run(["merge", path, "-o", str(tmp_path / "x.h5")]) == 130
+    assert cli.run(["trim", path, "--request", "5", "-o", str(tmp_path / "x.h5")]) == 130
+    assert sorted(tmp_path.iterdir()) == before
