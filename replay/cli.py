@@ -227,9 +227,9 @@ def _explain(error: Exception, debug: bool) -> int:
         click.echo(f"replay: {error}", err=True)
         return code
     if isinstance(error, OSError) and error.errno in _FULL:
-        from replay.writing import write_error
-
         import tempfile
+
+        from replay.writing import write_error
 
         click.echo(f"replay: {write_error(Path(error.filename or tempfile.gettempdir()), error)}", err=True)
         return EXIT_USAGE
