@@ -45,6 +45,7 @@ HOOKS: tuple[Target, ...] = (
         _DECODE,
     ),
     Target("CommonKVReceiver.abort", "request", at(_COMMON, "CommonKVReceiver.abort"), _DECODE),
+    Target("CommonKVReceiver.clear", "request", at(_COMMON, "CommonKVReceiver.clear"), _DECODE),
     Target(
         "CommonKVReceiver._send_abort_notification",
         "request",
@@ -104,13 +105,12 @@ class DecodeHooks:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._recorder = session.recorder
-        self._ranks: dict[str, list[int]] = {}  # prefill ranks that told success, by request
-        self._arrived: dict[str, Held] = {}
         wrap = session.patches.wrap
         wrap("CommonKVReceiver.__init__", after=self._opened)
         wrap("CommonKVReceiver.send_metadata", before=self._announces)
         wrap("CommonKVReceiver.poll", after=self._polled)
         wrap("CommonKVReceiver.abort", before=self._aborts)
+        wrap("CommonKVReceiver.clear", before=self._clears)
         wrap("CommonKVReceiver._send_abort_notification", before=self._tells_abort)
         wrap("CommonKVManager.apply_prefill_status", before=self._status)
         wrap("CommonKVManager.note_abort_ack", before=self._acknowledged)
@@ -169,10 +169,10 @@ class DecodeHooks:
         if int(status) != SUCCESS:
             return
         held = self._held(receiver.bootstrap_room)
-        if held is None or held.key in self._arrived:
+        if held is None or held.arrived:
             return
-        self._arrived[held.key] = held
-        for rank in self._ranks.pop(held.key, ()):
+        held.arrived = True
+        for rank in held.ranks:
             self._session.head("queue", keys.told(held, rank))
         self._recorder.emit(TransferState("arrived", room=held.room, attempt=held.attempt))
         self._arrived_request(held)
@@ -204,6 +204,12 @@ class DecodeHooks:
         held = self._held(receiver.bootstrap_room)
         if held is not None:
             self._recorder.emit(Request(held.room, held.attempt, "abort"))
+
+    def _clears(self, receiver: Any, *_: Any, **__: Any) -> None:
+        """A request that never announced pages is over; all others are when their pages are given back."""
+        held = self._held(receiver.bootstrap_room)
+        if held is not None and not held.pages:
+            self._session.owners.over(held)
 
     def _tells_abort(self, receiver: Any, *_: Any, **__: Any) -> None:
         held = self._held(receiver.bootstrap_room)
@@ -249,7 +255,7 @@ class DecodeHooks:
         if int(status) == SUCCESS:
             rank = int(prefill_rank)
             self._session.head("status", keys.status(held, manager.local_ip, manager.rank_port, rank))
-            self._ranks.setdefault(held.key, []).append(rank)
+            held.ranks.append(rank)  # in the tables before the status is: the scheduler looks after it
             self._session.tail("queue", keys.told(held, rank))
         elif int(status) == FAILED:
             self._recorder.emit(Request(held.room, held.attempt, "fail"))

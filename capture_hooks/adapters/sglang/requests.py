@@ -36,6 +36,8 @@ class Held:
     over: bool = False  #: its pages are (being) given back: nobody looks at them any more
     pages: dict[int, int] = field(default_factory=dict)
     received: set[int] = field(default_factory=set)  #: logical pages that were announced to prefill
+    arrived: bool = False  #: its transfer was seen complete by the scheduler
+    ranks: list[int] = field(default_factory=list)  #: prefill ranks that told success
     admitted: bool = False
     acknowledged: bool = False  #: prefill told that no write of it is in flight
     ending: str = ""  #: why its pages will be given back, where that is known before

@@ -121,8 +121,9 @@ class SchedulerHooks:
             pages = [held.pages[place] for place in places]
             self._session.looks.look("LT", "end", held, pages, places, rows=held.rows)
         self._session.owners.free(held, reason)
-        if decode:
+        if decode or held.mark:  # at prefill, all others are over when their sender is
             self._session.owners.over(held)
+        if decode:
             if not reason.startswith("abort"):
                 self._recorder.emit(Request(held.room, held.attempt, "finish"))
             self._session.request_over()
