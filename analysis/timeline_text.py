@@ -15,7 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from analysis.event_text import HEARD, BufferPage, Entry, Events, ids_text
+from replay.descriptors import DescriptorMap
 from replay.order import HappensBefore
+from replay.timeline import Timeline
 
 if TYPE_CHECKING:
     from replay.trace.reader import Trace
@@ -50,7 +52,46 @@ def request_entries(trace: Trace, room: int, attempt: int | None = None) -> list
     order = trace.table("order")
     wanted = [key for key in dict.fromkeys(order["key"]) if _is_key_of(str(key), room, attempt)]
     found += events.entries("order", np.flatnonzero(np.isin(order["key"], wanted)))
+    sends = foreign_sends(trace, room, attempt)
+    states = events.states_of(sends, lambda table: np.zeros(0, np.int64))
+    strangers = [*events.entries("send", sends), *events.entries("transfer_state", states)]
+    found += [replace(entry, text=f"foreign, room {entry.room}: {entry.text}") for entry in strangers]
     return in_order(trace, found)
+
+
+def foreign_sends(trace: Trace, room: int, attempt: int | None) -> I64:
+    """Sends of other requests that may have written into pages while this request owned them.
+
+    What is proved to have been over before the request got the page, or posted after it gave the page back, is none.
+    """
+    timeline = Timeline(trace)
+    descriptors = DescriptorMap(timeline)
+    order, allocs, pieces = timeline.order, timeline.allocs, descriptors.pieces
+    mine = {
+        number
+        for number, (other, tried) in enumerate(timeline.requests)
+        if other == room and attempt in (None, tried)
+    }
+    found = set()
+    for row in np.flatnonzero(np.isin(allocs.request, list(mine))).tolist():
+        process, page = int(allocs.process[row]), int(allocs.page[row])
+        got = allocs.moment_of(row)
+        back = timeline.free_row(process, int(allocs.request[row]), page)
+        for buffer in timeline.buffers:
+            if buffer.process != process:
+                continue
+            for piece in descriptors.touching(buffer.number, page).tolist():
+                send, owner = int(pieces.send[piece]), int(pieces.request[piece])
+                if owner < 0 or owner in mine or send in found:
+                    continue
+                done = descriptors.completion(send)
+                if done is not None and order.before(done, got):
+                    continue
+                posted = timeline.moment("send", send)
+                if back is not None and order.before(timeline.frees.moment_of(back), posted):
+                    continue
+                found.add(send)
+    return np.array(sorted(found), np.int64)
 
 
 def page_entries(trace: Trace, place: BufferPage) -> list[Entry]:

@@ -20,6 +20,7 @@ from capture_hooks.events import Loss, Stamp, Trim
 from replay.judge import judge
 from replay.judge_options import JudgeOptions
 from replay.keep import ALL, REACH, RULES, Kept, keep
+from replay.rooms import WITH_ROOM, check_request, rooms_of
 from replay.scope import BESIDE, Scope
 from replay.trace.errors import TraceError
 from replay.trace.merge import Selection, copy
@@ -33,7 +34,6 @@ Progress = Callable[[str, int, int], None]
 
 #: Stage of the loss records that tell what ``alone`` left out of the evidence.
 STAGE = "trim"
-_WITH_ROOM = tuple(t for t, columns in TABLES.items() if "room" in {column.name for column in columns})
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,15 +135,16 @@ def _findings(verdict: Verdict) -> list[tuple[Any, ...]]:
 
 
 def _rooms(trace: Trace, scope: Scope) -> tuple[int, ...]:
-    known = np.unique(np.concatenate([trace.table(name)["room"] for name in _WITH_ROOM]))
-    return tuple(known[scope.rooms_in(known) & (known >= 0)].tolist())
+    known = rooms_of(trace)
+    return tuple(known[scope.rooms_in(known)].tolist())
 
 
 def _check(trace: Trace, scope: Scope, place: str) -> None:
     """Refuse rooms, layers and pages that the trace does not have: a typing error must not come out as *clean*."""
+    for room in sorted(scope.rooms or ()):
+        check_request(trace, room)
     logical = trace.table("snapshot").ragged("logical").values
     for noun, limit, known in (
-        ("room", scope.rooms, np.concatenate([trace.table(name)["room"] for name in _WITH_ROOM])),
         ("layer", scope.layers, trace.table("buffer")["layer"]),
         ("logical page", scope.logical, logical),
     ):
@@ -162,7 +163,7 @@ def _active(trace: Trace, seconds: float) -> frozenset[int]:
             times = table["end_ns"][table["process"] == number]
             end[host] = max(end[host], int(times.max(initial=0)))
     since = np.array([end[host] - int(seconds * 1e9) for host in hosts], np.int64)
-    found = [trace.table(name) for name in _WITH_ROOM]
+    found = [trace.table(name) for name in WITH_ROOM]
     rooms = [table["room"][table["end_ns"] >= since[table["process"]]] for table in found]
     return frozenset(room for room in np.unique(np.concatenate(rooms)).tolist() if room >= 0)
 

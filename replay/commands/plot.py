@@ -89,9 +89,12 @@ def command(
     from analysis.event_text import BufferPage
     from analysis.pictures import Wanted
     from replay.judge import JudgeOptions, judge
+    from replay.rooms import check_request
     from replay.trace.reader import open_trace
 
     with Progress() as progress, open_trace(*traces) as trace:
+        if request is not None:
+            check_request(trace, *request)
         verdict = judge(trace, JudgeOptions(reexecute=False), progress)
         place = None if page is None else BufferPage(owner_of(trace, page, process), *page)
         wanted = Wanted(

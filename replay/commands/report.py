@@ -47,12 +47,13 @@ def command(
     from analysis.markdown import report_markdown
     from analysis.story import tell
     from replay.judge import JudgeOptions, judge
+    from replay.rooms import check_request
     from replay.trace.reader import open_trace
 
     chosen = None if request is None else (request[0], request[1] or 0)
     with Progress() as progress, open_trace(*traces) as trace:
-        if chosen is not None and not (trace.table("request")["room"] == chosen[0]).any():
-            raise click.UsageError(f"room {chosen[0]} is not in this trace.")
+        if chosen is not None:
+            check_request(trace, *chosen)
         verdict = judge(trace, JudgeOptions(reexecute=not no_reexecute), progress)
         progress("drawing")
         story = tell(trace, verdict, traces[0].name or "trace.h5", chosen)

@@ -46,7 +46,10 @@ def page_name(_: click.Context, param: click.Parameter, value: str | None) -> tu
 @click.option("--request", metavar="ROOM[.ATTEMPT]", callback=request_name, help="The request to list.")
 @click.option("--page", metavar="BUFFER/LAYER/PAGE", callback=page_name, help="The physical page to list.")
 @click.option(
-    "--process", metavar="N", type=click.IntRange(min=0), help="Whose page; needed where several have it."
+    "--process",
+    metavar="N",
+    type=click.IntRange(min=0),
+    help="Whose page, where several have it. [default: all]",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the events as JSON alone.")
 def command(
@@ -65,28 +68,51 @@ def command(
 
     from analysis.event_text import BufferPage
     from analysis.timeline_text import page_entries, request_entries, timeline_json, timeline_text
+    from replay.rooms import check_request
     from replay.trace.reader import open_trace
 
     with open_trace(*traces) as trace:
         if request is not None:
-            entries = request_entries(trace, *request)
+            check_request(trace, *request)
             title = f"room {request[0]}" + (f" attempt {request[1]}" if request[1] is not None else "")
+            found = [(title, request_entries(trace, *request))]
         else:
             assert page is not None
-            where = BufferPage(owner_of(trace, page, process), *page)
-            entries = page_entries(trace, where)
-            owner = trace.processes[where.process]
-            title = f"page {where.page} of {where.name} layer {where.layer}, {owner.role} rank {owner.rank}"
+            owners = owners_of(trace, page, process)
+            if as_json and len(owners) > 1:
+                raise click.UsageError(_several(trace, owners))
+            found = []
+            for number in owners:
+                owner = trace.processes[number]
+                title = f"page {page[2]} of {page[0]} layer {page[1]}, {owner.role} rank {owner.rank}"
+                title += f" (--process {number})" if len(owners) > 1 else ""
+                found.append((title, page_entries(trace, BufferPage(number, *page))))
         if as_json:
+            ((title, entries),) = found
             click.echo(to_json({"schema": SCHEMA, "title": title, "events": timeline_json(trace, entries)}))
-        elif not entries:
-            click.echo(f"{title}: nothing in this trace")
-        else:
-            click.echo(timeline_text(trace, title, entries))
+            return
+        for number, (title, entries) in enumerate(found):
+            if number:
+                click.echo()
+            told = timeline_text(trace, title, entries) if entries else f"{title}: nothing in this trace"
+            click.echo(told)
 
 
 def owner_of(trace: Trace, page: tuple[str, int, int], process: int | None) -> int:
     """The process whose page is meant; page numbers of the two sides have nothing to do with each other."""
+    owners = owners_of(trace, page, process)
+    if len(owners) > 1:
+        raise click.UsageError(_several(trace, owners))
+    return owners[0]
+
+
+def _several(trace: Trace, owners: list[int]) -> str:
+    told = ", ".join(f"{i} ({trace.processes[i].role} rank {trace.processes[i].rank})" for i in owners)
+    return f"several processes have that page; add --process with one of {told}."
+
+
+def owners_of(trace: Trace, page: tuple[str, int, int], process: int | None) -> list[int]:
+    """Every process that has the page, or ``process`` alone."""
     name, layer, number = page
     table = trace.table("buffer")
     hit = (table["name"] == name) & (table["layer"] == layer)
@@ -101,7 +127,4 @@ def owner_of(trace: Trace, page: tuple[str, int, int], process: int | None) -> i
         owners = [owner for owner in owners if owner == process]
     if not owners:
         raise click.UsageError(f"no process has page {number} in {name}/{layer}.")
-    if len(owners) > 1:
-        told = ", ".join(f"{i} ({trace.processes[i].role} rank {trace.processes[i].rank})" for i in owners)
-        raise click.UsageError(f"several processes have that page; add --process with one of {told}.")
-    return owners[0]
+    return owners

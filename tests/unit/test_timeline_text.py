@@ -158,6 +158,25 @@ def test_the_command_lists_a_request(pair: Path, capsys: pytest.CaptureFixture[s
     assert "\x1b" not in out
 
 
+def test_a_request_names_the_foreign_write_into_its_pages(pair: Path) -> None:
+    with open_trace(pair) as trace:
+        hit = "\n".join(texts(request_entries(trace, 7001)))
+        writer = "\n".join(texts(request_entries(trace, 7000)))
+
+    assert "foreign, room 7000: send transfer 2 " in hit
+    assert "foreign, room 7000: transfer 2 done" in hit
+    assert hit.index("RC logical") < hit.index("foreign, room 7000: transfer 2 done") < hit.index("RD after")
+    assert "foreign" not in writer, "room 7001's own transfer came after 7000 had given its pages back"
+
+
+def test_a_page_of_both_sides_is_told_for_each(pair: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["timeline", str(pair), "--page", "index_k/2/14"]) == 0
+
+    out = " ".join(capsys.readouterr().out.split())
+    assert "page 14 of index_k layer 2, prefill rank 0 (--process 0)" in out
+    assert "page 14 of index_k layer 2, decode rank 0 (--process 1)" in out
+
+
 def test_the_command_gives_json(pair: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["timeline", str(pair), "--page", "index_k/2/14", "--process", "1", "--json"]) == 0
 
@@ -165,11 +184,6 @@ def test_the_command_gives_json(pair: Path, capsys: pytest.CaptureFixture[str]) 
     assert body["schema"] == "kv-replay/timeline/1"
     assert body["title"] == "page 14 of index_k layer 2, decode rank 0"
     assert {"seq", "ordered", "text", "layers", "begin_ns"} <= body["events"][0].keys()
-
-
-def test_a_request_that_is_not_there_is_said_plainly(pair: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.run(["timeline", str(pair), "--request", "1"]) == 0
-    assert capsys.readouterr().out == "room 1: nothing in this trace\n"
 
 
 @pytest.mark.parametrize(
@@ -180,7 +194,10 @@ def test_a_request_that_is_not_there_is_said_plainly(pair: Path, capsys: pytest.
         (["--request", "x"], "not a room number"),
         (["--request", "1.x"], "not a room number"),
         (["--page", "14"], "BUFFER/LAYER/PAGE"),
-        (["--page", "index_k/2/14"], "add --process with one of 0 (prefill rank 0), 1 (decode rank 0)"),
+        (
+            ["--page", "index_k/2/14", "--json"],
+            "add --process with one of 0 (prefill rank 0), 1 (decode rank 0)",
+        ),
         (["--page", "index_k/9/14"], "it has index_k/2, index_k/6"),
         (["--page", "index_k/2/99999"], "no process has page 99999"),
         (["--page", "index_k/2/14", "--process", "5"], "no process has page 14"),
