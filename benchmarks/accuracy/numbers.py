@@ -75,12 +75,12 @@ def quantise(layout: Layout, values: F32, *, powers: bool = False) -> tuple[U8, 
             scale = np.exp2(np.ceil(np.log2(scale.astype(np.float64)))).astype(np.float32)
         codes = to_e4m3(values / scale[:, None])
         return codes, scale.astype("<f4").view(np.uint8).reshape(count, 4)
-    blocks = values.reshape(count, -1, layout.scale_block)
+    blocks = values.reshape(count, layout.head_dim // layout.scale_block, layout.scale_block)
     largest = np.maximum(np.abs(blocks).max(2), _LEAST)
     fraction, exponent = np.frexp(largest.astype(np.float64) / 6)
     exponent = np.where(fraction == 0.5, exponent - 1, exponent)
     scaled = blocks / np.exp2(exponent).astype(np.float32)[..., None]
-    codes = to_e2m1(scaled.astype(np.float32)).reshape(count, -1)
+    codes = to_e2m1(scaled.astype(np.float32)).reshape(count, layout.head_dim)
     return codes[:, 0::2] | codes[:, 1::2] << 4, (exponent + 127).astype(np.uint8)
 
 
