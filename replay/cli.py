@@ -259,7 +259,7 @@ _EXPECTED = (
     ("replay.trace.errors", "TraceError", EXIT_UNREADABLE),
     ("capture_hooks.journal", "JournalError", EXIT_UNREADABLE),
     ("replay.writing", "WriteError", EXIT_USAGE),
-    ("replay.rooms", "NoSuchRequestError", EXIT_USAGE),
+    ("replay.rooms", "NotInTraceError", EXIT_USAGE),
 )
 
 

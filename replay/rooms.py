@@ -20,8 +20,8 @@ WITH_ROOM = tuple(name for name, columns in TABLES.items() if "room" in {column.
 _SHOWN = 5
 
 
-class NoSuchRequestError(Exception):
-    """A request was asked for that is not in the trace; the message names the nearest that are."""
+class NotInTraceError(Exception):
+    """Something was asked for by its number that is not in the trace; for a room the message names the nearest."""
 
 
 def rooms_of(trace: Trace) -> I64:
@@ -31,18 +31,16 @@ def rooms_of(trace: Trace) -> I64:
 
 
 def check_request(trace: Trace, room: int, attempt: int | None = None) -> None:
-    """Raise :class:`NoSuchRequestError` unless the trace has a record of this room, and of this attempt of it."""
+    """Raise :class:`NotInTraceError` unless the trace has a record of this room, and of this attempt of it."""
     known = rooms_of(trace)
     if room not in known:
         near = known[np.argsort(np.abs(known - room), kind="stable")[:_SHOWN]]
-        raise NoSuchRequestError(
-            f"there is no room {room} in this trace; {_told('room', np.sort(near), known)}"
-        )
+        raise NotInTraceError(f"there is no room {room} in this trace; {_told('room', np.sort(near), known)}")
     if attempt is None:
         return
     attempts = np.unique(np.concatenate(list(_attempts(trace, room))))
     if attempt not in attempts:
-        raise NoSuchRequestError(
+        raise NotInTraceError(
             f"room {room} has no attempt {attempt} in this trace; {_told('attempt', attempts[:_SHOWN], attempts)}"
         )
 

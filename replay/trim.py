@@ -20,7 +20,7 @@ from capture_hooks.events import Loss, Stamp, Trim
 from replay.judge import judge
 from replay.judge_options import JudgeOptions
 from replay.keep import ALL, REACH, RULES, Kept, keep
-from replay.rooms import WITH_ROOM, check_request, rooms_of
+from replay.rooms import WITH_ROOM, NotInTraceError, check_request, rooms_of
 from replay.scope import BESIDE, Scope
 from replay.trace.errors import TraceError
 from replay.trace.merge import Selection, copy
@@ -150,7 +150,9 @@ def _check(trace: Trace, scope: Scope, place: str) -> None:
     ):
         lacking = sorted((limit or frozenset()) - set(np.unique(known).tolist()))
         if lacking:
-            raise TraceError(f"{noun} {lacking[0]} is not in it", place, "`replay info` says what there is")
+            raise NotInTraceError(
+                f"there is no {noun} {lacking[0]} in {place}; `replay info` says what there is"
+            )
 
 
 def _active(trace: Trace, seconds: float) -> frozenset[int]:

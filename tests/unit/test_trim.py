@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from replay.cli import run
+from replay.rooms import NotInTraceError
 from replay.scope import Scope
 from replay.trace.builder import TraceBuilder
-from replay.trace.errors import TraceError
 from replay.trace.merge import merge
 from replay.trace.reader import open_trace
 from replay.trace.verify import verify
@@ -117,7 +117,7 @@ def test_payload_can_be_left_out(path: Path, tmp_path: Path) -> None:
 def test_what_is_not_there_is_an_error_and_no_file(
     path: Path, tmp_path: Path, scope: Scope, named: str
 ) -> None:
-    with pytest.raises(TraceError, match=named):
+    with pytest.raises(NotInTraceError, match=f"there is no {named} in "):
         trim([path], tmp_path / "out.h5", scope)
     assert not (tmp_path / "out.h5").exists()
 
