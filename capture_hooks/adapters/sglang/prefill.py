@@ -349,8 +349,9 @@ class PrefillHooks:
             self._source(post, "after")
 
     def _source(self, post: Post, moment: str) -> None:
+        """What the wire reads. Also where the request gave its pages back meanwhile: its bytes go out all the same."""
         chunk = post.about.more.get("sglang") if post.about is not None else None
-        if isinstance(chunk, Chunk) and not chunk.held.over:
+        if isinstance(chunk, Chunk) and (moment == "before" or not chunk.held.over):
             self._session.looks.look(
                 "SE", moment, chunk.held, chunk.pages, chunk.logical, transfer=post.transfer
             )

@@ -346,7 +346,7 @@ def faulty(options: argparse.Namespace) -> dict[str, Any]:
         "faults",
         30100,
         folder,
-        ["--max-total-tokens", "32768"],
+        ["--max-total-tokens", "65536"],
         {"KV_REPLAY_MODE": "full", "KV_REPLAY_READ_EVERY": "16"},
     )
     result: dict[str, Any] = {"loads": {}}
@@ -354,6 +354,7 @@ def faulty(options: argparse.Namespace) -> dict[str, Any]:
         if not pair.up(options.start):
             return result | {"error": "not up", "notable": pair.notable()}
         pair.load(requests=8, at_once=8, low=300, high=2000, first_room=10, seed=99)
+        result["abort"] = abort_and_reuse(pair)
         for fault in (faults.FLIPPED, faults.SHORT, faults.LENGTH, faults.OVERWRITTEN):
             first = faults.BASE + 1000 * fault
             result["loads"][fault] = pair.load(
@@ -362,7 +363,6 @@ def faulty(options: argparse.Namespace) -> dict[str, Any]:
             result["loads"][f"{fault} beside"] = pair.load(
                 requests=8, at_once=8, low=300, high=3000, first_room=2000 + 100 * fault, seed=20 + fault
             )
-        result["abort"] = abort_and_reuse(pair)
         time.sleep(1)
         trigger(options, folder, faults.BASE)
         time.sleep(2)
@@ -397,10 +397,10 @@ def abort_and_reuse(pair: Pair) -> dict[str, Any]:
     # one is given those that were given back.
     waves = [
         pair.load(
-            requests=5 if out < 100 else 4, at_once=5, low=2500, high=3000, out=out, stride=4, seed=30 + wave,
+            requests=requests, at_once=12, low=2700, high=3000, out=out, stride=4, seed=30 + wave,
             first_room=3001 + 400 * wave,
         )
-        for wave, out in enumerate((4, 4, 420))
+        for wave, (requests, out) in enumerate(((9, 4), (9, 4), (12, 420)))
     ]  # fmt: skip
     return {"aborted": aborted, "others": waves, "victim": victim.communicate(timeout=100)[0][-300:]}
 
