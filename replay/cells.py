@@ -298,9 +298,12 @@ def _stores(
         store[chosen] = _last(snaps.seq, key, rows, cell_key[chosen] * processes + number)
     alone = (store < 0) & ~has_source & (stage["RC"] < 0)
     store[alone] = own_store[alone]
-    # A shared prefix is stored once, by its first owner: fall back to the last ST of the physical page.
+    # A shared prefix is stored once, by its first owner: fall back to the last ST of the physical page. The owner's
+    # page may also have come in the place of one that the request had stored itself (two requests computed one prefix
+    # at the same time): its bytes are right, and are not those that the request computed.
     shared = timeline.shared_pages
-    for number in np.flatnonzero(has_source & (store < 0)).tolist() if shared else []:
+    elsewhere = has_source & (store >= 0) & (column_at(snaps.page, store) != column_at(snaps.page, source))
+    for number in np.flatnonzero((has_source & (store < 0)) | elsewhere).tolist() if shared else []:
         row = int(source[number])
         if (int(snaps.process[row]), int(snaps.request[row]), int(snaps.page[row])) in shared:
             store[number] = _before(timeline, "ST", row)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from replay.verdict import Donor, Verdict
@@ -409,3 +410,54 @@ def test_an_aborted_write_that_lands_before_the_new_owners_bytes_is_overwritten(
     scene.look("LT", b)
     scene.read(b)
     expect_clean(verdict_of(scene))
+
+
+@KEEPS
+def test_a_page_of_the_prefix_tree_may_come_in_the_place_of_the_requests_own(
+    tmp_path: Path, keep: Any
+) -> None:
+    """Two requests compute one prefix at a time, not quite equally; the second then takes over the first one's page."""
+    scene = Scene(tmp_path, keep=keep)
+    first = Job(7000, 0, 128, [21, 22], [5, 6])
+    second = Job(7001, 1, 128, [31, 32], [8, 9])
+    scene.healthy(first)
+    scene.start(second)
+    scene.announce(second)
+    scene.store(second, 0, 128)
+    second.prefill[0] = 21
+    scene.give(scene.prefill, second, [21], shared=True)
+    scene.send(second)
+    scene.arrive(second)
+    scene.look("LT", second)
+    scene.read(second)
+    assert not np.array_equal(scene.prefill.memory[0][21], scene.prefill.memory[0][31])
+    assert np.array_equal(scene.prefill.memory[0][21], scene.decode.memory[0][8])
+    expect_clean(verdict_of(scene))
+
+
+@KEEPS
+def test_a_page_that_changed_is_no_fault_of_a_later_short_transfer_to_it(tmp_path: Path, keep: Any) -> None:
+    """The next owner's descriptors are too short. They were posted long after the change and bring other bytes."""
+    scene = Scene(tmp_path, keep=keep)
+    first = Job(7000, 0, 128, [21, 22], [5, 6])
+    scene.start(first)
+    scene.announce(first)
+    scene.store(first, 0, 128)
+    scene.send(first)
+    scene.arrive(first)
+    scene.look("LT", first)
+    scene.decode.memory[0][5, 1000:1064] ^= 0xFF
+    scene.read(first)
+    scene.finish(first)
+    second = Job(7001, 1, 128, [31, 32], [5, 6])
+    scene.start(second)
+    scene.announce(second)
+    scene.store(second, 0, 128)
+    scene.send(second, lengths=(8192, 8192), strides=(8448, 8448))
+    scene.arrive(second)
+    scene.look("LT", second)
+    scene.read(second)
+    verdict = verdict_of(scene)
+    found = {(finding.request.room, finding.code, finding.stage) for finding in verdict.findings}
+    assert {(code, stage) for room, code, stage in found if room == 7000} == {("unclassified", "destination")}
+    assert {stage for room, _, stage in found if room == 7001} == {"descriptor"}
