@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -131,6 +132,30 @@ def test_a_pass_that_replays_a_graph_closes_the_rungs_that_it_hides(tmp_path: Pa
         complete, note = notes[f"sglang.{name}"]
         assert not complete
         assert "CUDA graph" in note
+
+
+@pytest.mark.parametrize("argument", ["enable_hierarchical_cache", "enable_memory_saver"])
+def test_a_writer_that_is_not_hooked_closes_the_rung_of_the_store(tmp_path: Path, argument: str) -> None:
+    recorder = Recorder(Options(capture=tmp_path, mode="full", seal=False), Process(role="server"))
+    engine = FakeEngine(recorder)
+    engine.runner.server_args = SimpleNamespace(**{argument: True})
+    hook(engine)
+    recorder.hook("sglang.store", "store")
+    engine.step([engine.start(8, 40, 1)], [40])
+    tap = device_tap(recorder)
+    assert tap is not None
+    tap.close(30)
+    recorder.close()
+    with open_trace(tmp_path) as trace:
+        hooks = trace.table("hook")
+        notes = [
+            str(note)
+            for name, note in zip(hooks["name"], hooks["note"], strict=True)
+            if name == "sglang.store"
+        ]
+        verdict = judge(trace)
+    assert argument in notes[-1]
+    assert "store" not in verdict.coverage["server rank 0"]["covered"]
 
 
 def test_mode_digest_keeps_no_bytes_and_reads_are_still_compared(tmp_path: Path) -> None:

@@ -117,6 +117,8 @@ class Steps:
         self.graphs = 0  #: passes that replayed a graph
         #: Told the reason, when a pass is not followed for the first time.
         self.on_unseen: list[Callable[[str], None]] = []
+        #: Told the model runner, at the first pass.
+        self.on_runner: list[Callable[[Any], None]] = []
         self._number = 0
         self._batch: list[Any] = []
         self._known: OrderedDict[tuple[int, int], Seen] = OrderedDict()
@@ -169,6 +171,9 @@ class Steps:
     # -- begin and end ---------------------------------------------------------------------------------------
 
     def _begin(self, runner: Any, batch: Any) -> Step | None:
+        told, self.on_runner = self.on_runner, []
+        for tell in told:
+            tell(runner)
         rows = self._rows(batch)
         if not rows:
             return None  # warm-up, health check, idle

@@ -43,6 +43,12 @@ HOOKS: tuple[Target, ...] = (
     ),
 )
 
+#: Arguments of a server that bring writers which are not hooked.
+_OTHERS = {
+    "enable_hierarchical_cache": "pages loaded back from the host",
+    "enable_memory_saver": "memory that is released and resumed",
+    "enable_hisparse": "pages swapped in from the host",
+}
 #: Elements of a row of index-K; rows of the latent cache have more.
 _HEAD_DIM = 128
 _ROPE_DIM = 64
@@ -66,12 +72,20 @@ class StoreHooks:
         self._params: set[int] = set()  # buffers whose constants were told
         self._whole = True
         steps.on_unseen.append(self.incomplete)
+        steps.on_runner.append(self.look_for_others)
 
     def incomplete(self, why: str) -> None:
         """The hooks do not see every store any more."""
         if self._whole:
             self._whole = False
             self.recorder.hook("sglang.store", "store", "attached", False, why)
+
+    def look_for_others(self, runner: Any) -> None:
+        """Writers that no hook sees and that this server may use, by its arguments."""
+        arguments = getattr(runner, "server_args", None)
+        for name, what in _OTHERS.items():
+            if getattr(arguments, name, False):
+                self.incomplete(f"{what} may write past the hook on the store ({name})")
 
     def tripwire(self, name: str) -> Callable[..., None]:
         """The body of a hook on another way into the buffers."""
