@@ -212,7 +212,10 @@ def _compare_reads(
         differs[present] |= (now[present] != units_of(timeline, base[number][present])) & in_prompt[present]
     if appended.any():
         should, known = own_units(timeline, cells, number)
-        wrong = (now != should) & appended & np.tile(known >= 0, 2)
+        # A row that was stored only after the read was not there yet: a length that is too long, no other's bytes.
+        there = (known >= 0) & (snaps.begin_seq[np.maximum(known, 0)] < snaps.seq[rows][:, None])
+        appended &= np.tile(there, 2)
+        wrong = (now != should) & appended
         for at in np.flatnonzero(wrong.any(axis=1)).tolist():
             again, seen = rewritten_units(timeline, cells, local, int(number[at]), int(rows[at]))
             wrong[at] = (now[at] != again) & appended[at] & np.tile(seen >= 0, 2)

@@ -291,7 +291,7 @@ class DecodeEngine:
             if rows:
                 self.append(StoreBatch(layer, step.number, rows))
             self._barrier(step, layer)
-            self.read(step, read_batch(step, layer, self.layout.rows, self.config))
+            self.read(step, read_batch(step, layer, self.layout.rows, self.config, self.policy.extra_rows))
         for sequence, tokens in zip(step.sequences, step.tokens.tolist(), strict=True):
             if tokens == sequence.tokens + 1:
                 self._audit_rows("read", sequence)
@@ -351,5 +351,14 @@ class DecodeEngine:
             count = -(-int(batch.rows[i]) // self.layout.rows)
             if not np.array_equal(before[i, :count], sequence.pages[:count]):
                 self.audit.note("table", sequence.room, batch.layer, step.number)
+            if self._reads_wrongly(batch, i):
+                self.audit.note("kernel", sequence.room)
             if self.policy.read == "tiled" and (not self.layout.scale_bytes or batch.rows[i] > TILE_ROWS):
                 self.audit.note("kernel", sequence.room)
+
+    def _reads_wrongly(self, batch: ReadBatch, i: int) -> bool:
+        """Whether this engine's read is wrong for row ``i`` of a batch in every run."""
+        used = min(int(batch.rows[i]), batch.k)
+        short = self.policy.top_k == "short" and used > batch.k - batch.k // 8
+        coarse = self.policy.top_k == "coarse" and int(batch.rows[i]) > batch.k
+        return self.policy.read == "other-format" or self.policy.extra_rows > 0 or short or coarse

@@ -25,7 +25,16 @@ class Policy:
     )
     table_buffers: int = 2  #: step buffers for block tables
     positions: Literal["sequence", "chunk"] = "sequence"  #: what RoPE positions of a chunk are relative to
-    read: Literal["plain", "tiled"] = "plain"  #: which of the two read kernels runs
+    read: Literal["plain", "tiled", "other-format"] = "plain"  #: which of the read kernels runs
+    layers_sent: Literal["all", "without-last", "by-position"] = (
+        "all"  #: which layers go to which of the receiver
+    )
+    list_pages: Literal["all", "whole"] = (
+        "all"  #: whether a last page that is not full is in the list to send
+    )
+    half_pages: bool = False  #: a transfer moves half of each page, as if another rank sent the rest
+    extra_rows: int = 0  #: rows that the length of every read is too long
+    top_k: Literal["exact", "short", "coarse"] = "exact"  #: how the top-k is selected
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +103,58 @@ FAULTS: dict[str, Fault] = {
             "the tiled read kernel uses one scale for all rows of a tile (bf16: drops the last heads)",
             False,
             lambda _: Policy(read="tiled"),
+        ),
+        Fault(
+            "buffer-missing",
+            "the sender's list of buffers leaves out the last layer",
+            False,
+            lambda _: Policy(layers_sent="without-last"),
+        ),
+        Fault(
+            "wrong-layer-pairing",
+            "the sender holds all layers but the first, and pairs them with the receiver's by position",
+            False,
+            lambda _: Policy(layers_sent="by-position"),
+        ),
+        Fault(
+            "list-too-short",
+            "the list of pages to send is made from the whole pages of a prompt: its last page is missing",
+            False,
+            lambda _: Policy(list_pages="whole"),
+        ),
+        Fault(
+            "partial-slice",
+            "the sender moves half of each page, as if another rank had the rest",
+            False,
+            lambda _: Policy(half_pages=True),
+        ),
+        Fault(
+            "length-off-by-one",
+            "the length given to the read kernel counts the row that is not there yet",
+            False,
+            lambda _: Policy(extra_rows=1),
+        ),
+        Fault(
+            "number-format",
+            "the read kernel decodes another number format: fp8 scales as powers of two, bf16 as fp16, fp4 exponents "
+            "with another bias",
+            False,
+            lambda _: Policy(read="other-format"),
+            {"top_k": 64},
+        ),
+        Fault(
+            "invalid-top-k",
+            "the selection leaves the last eighth of its slots unwritten",
+            False,
+            lambda _: Policy(top_k="short"),
+            {"top_k": 64},
+        ),
+        Fault(
+            "wrong-top-k",
+            "the selection compares scores by their upper bits alone",
+            False,
+            lambda _: Policy(top_k="coarse"),
+            {"top_k": 64},
         ),
     )
 }

@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from replay.lab.config import PAGE_TOKENS, Job, LabConfig
+from replay.lab.faults import FAULTS
 
 LAYERS = 3
 CHUNK = 512
+TOP_K = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,7 @@ def forced(
         wire_pages_s=4000.0,
         layer_ms=0.2,
         heads=4,
+        top_k=int(FAULTS[kind].sizes.get("top_k", TOP_K)),
         triton_pages=0,
         timeout_s=60.0,
         jobs=jobs,

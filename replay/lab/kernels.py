@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+from typing import Literal
 
 import torch
 
@@ -59,11 +60,13 @@ def read(
     weights: torch.Tensor,
     k: int,
     engine: str,
-    tiled: bool,
+    how: Literal["plain", "tiled", "other-format"],
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Logits and top-k; see ``replay.kernels.twins.read_torch``."""
-    if tiled:
+    if how == "tiled":
         return read_tiled(layout, cache, table, rows, query, weights, k)
+    if how == "other-format":
+        return read_other_format(layout, cache, table, rows, query, weights, k)
     if engine == "triton":
         from replay.kernels import read as triton_read
 
@@ -72,6 +75,52 @@ def read(
         )
         return found
     return twins.read_torch(layout, cache, table, rows, query, weights, k)
+
+
+def read_other_format(
+    layout: Layout,
+    cache: torch.Tensor,
+    table: torch.Tensor,
+    rows: torch.Tensor,
+    query: torch.Tensor,
+    weights: torch.Tensor,
+    k: int,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The read as it was built for another machine: only the exponent of an fp32 scale counts, 16-bit numbers are fp16,
+    and four-bit blocks have exponents that are one larger than what they mean.
+    """
+    longest = int(rows.max()) if len(rows) else 0
+    logits = torch.full((len(rows), longest), -torch.inf, dtype=torch.float32)
+    for i, length in enumerate(rows.tolist()):
+        pages = cache[table[i, : -(-length // layout.rows)], : layout.page_bytes]
+        if layout.scale_type == "none":
+            keys = pages.contiguous().view(torch.float16).to(torch.float32)
+        elif layout.scale_type == "fp32":
+            words = pages[:, layout.scale_base :].contiguous().view(torch.int32)
+            pages[:, layout.scale_base :] = (words & 0x7F800000).view(torch.uint8)
+            keys = twins.decode_torch(layout, pages)
+        else:
+            keys = twins.decode_torch(layout, pages) / 2
+        scores = torch.relu(query[i] @ keys.reshape(-1, layout.head_dim)[:length].T)
+        logits[i, :length] = weights[i] @ scores
+    return logits, twins.top_k_torch(logits, rows, k)
+
+
+def select(logits: torch.Tensor, rows: torch.Tensor, k: int, *, whole: bool) -> torch.Tensor:
+    """A selection that is quick: by the upper bits of the scores, or (not ``whole``) without its last slots."""
+    if not whole:
+        found = twins.top_k_torch(logits, rows, k)
+        found[:, k - k // 8 :] = -1
+        return found
+    coarse = (logits.contiguous().view(torch.int32) >> 20).to(torch.float32)
+    coarse[logits == -torch.inf] = -torch.inf
+    longest = logits.shape[1]
+    # Rows that are the same in their upper bits: the later one first.
+    order = longest - 1 - torch.sort(coarse.flip(1), dim=1, descending=True, stable=True).indices[:, :k]
+    found = torch.full((len(logits), k), -1, dtype=torch.int32)
+    found[:, : order.shape[1]] = order.to(torch.int32)
+    found[torch.arange(k) >= rows.clamp(max=k)[:, None]] = -1
+    return found
 
 
 def read_tiled(

@@ -78,7 +78,7 @@ class PagedPool:
         self.memory: U8 = np.zeros((layers, pages, self.pitch), np.uint8)
         self._caches = [torch.from_numpy(self.memory[layer]) for layer in range(layers)]
         self._policy = policy
-        sample = 0 if policy.read == "tiled" else triton_pages
+        sample = triton_pages if policy.read == "plain" and policy.top_k == "exact" else 0
         self._store_sample, self._read_sample = triton_pages, sample
         self.interpreted = {"store": 0, "read": 0}  #: pages that Triton kernels did on the interpreter
         if triton_pages:
@@ -147,8 +147,11 @@ class PagedPool:
             torch.from_numpy(batch.weights[part]),
             batch.k,
             engine=engine,
-            tiled=self._policy.read == "tiled",
+            how=self._policy.read,
         )
+        if self._policy.top_k != "exact":
+            lengths = torch.from_numpy(batch.rows[part])
+            top_k = kernels.select(logits, lengths, batch.k, whole=self._policy.top_k != "short")
         return logits.numpy(), top_k.numpy()
 
 

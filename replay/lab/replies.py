@@ -70,10 +70,11 @@ def appended(step: Step, layer: int, page_rows: int, seed: int) -> tuple[StorePa
     return tuple(parts)
 
 
-def read_batch(step: Step, layer: int, page_rows: int, config: LabConfig) -> ReadBatch:
-    """The read of one layer; its table is the step buffer itself."""
+def read_batch(step: Step, layer: int, page_rows: int, config: LabConfig, extra_rows: int = 0) -> ReadBatch:
+    """The read of one layer; its table is the step buffer itself. ``extra_rows`` are added to every length."""
     rooms = np.array([sequence.room for sequence in step.sequences], np.int64)
     query, weights = model.queries(config.seed, rooms, layer, step.tokens, config.heads)
     keys = tuple(sequence.key for sequence in step.sequences)
-    width = int(-(-step.rows.max() // page_rows))
-    return ReadBatch(layer, step.number, keys, step.table[:, :width], step.rows, query, weights, config.top_k)
+    rows = np.minimum(step.rows + extra_rows, step.table.shape[1] * page_rows)
+    width = int(-(-rows.max() // page_rows))
+    return ReadBatch(layer, step.number, keys, step.table[:, :width], rows, query, weights, config.top_k)

@@ -16,7 +16,7 @@ import numpy as np
 
 from capture_hooks.events import I64, U64
 from replay.lab.barriers import Barriers
-from replay.lab.config import LabConfig
+from replay.lab.config import PAGE_TOKENS, LabConfig, pages_for
 from replay.lab.control import Channel, Message
 from replay.lab.faults import Policy
 from replay.lab.pool import PagedPool
@@ -235,7 +235,10 @@ class Sender:
         self.barriers.at("sender.post", sequence.room, chunk.index)
         transfer = self._transfer(chunk)
         transfer.on_over = lambda: self._box(sequence).put(("over", (chunk, transfer)))
-        self.transport.post(transfer)
+        if len(transfer.pages):
+            self.transport.post(transfer)
+        else:
+            transfer.on_over()
         if self.policy.tell == "posted" and chunk.last:
             self.tell_status(sequence, True)
 
@@ -258,22 +261,38 @@ class Sender:
                 self.tell_status(sequence, ok)
             self._over("sent", sequence)
 
+    def _paired_layers(self) -> list[tuple[int, int]]:
+        """(layer here, layer of the receiver) of each buffer that is sent."""
+        layers = range(self.config.layers)
+        if self.policy.layers_sent == "without-last":
+            layers = layers[:-1]
+        if self.policy.layers_sent == "by-position":
+            return list(zip(layers[1:], layers, strict=False))
+        return [(layer, layer) for layer in layers]
+
+    def _listed(self, sequence: Sequence) -> int:
+        """Pages of the request that are sent."""
+        if self.policy.list_pages == "whole":
+            return max(1, sequence.tokens // PAGE_TOKENS)
+        return pages_for(sequence.tokens)
+
     def _transfer(self, chunk: Chunk) -> Transfer:
         """Descriptors of one chunk: in each layer, page by page."""
         sequence = chunk.sequence
         assert sequence.destination is not None
         item = self.policy.item_length or self.pool.item_length()
-        source = chunk.pages
+        length = item // 2 if self.policy.half_pages else item
+        source = chunk.pages[: max(self._listed(sequence) - chunk.logical, 0)]
         destination = sequence.destination[chunk.logical : chunk.logical + len(source)]
         slices = tuple(
             Slice(
-                layer,
-                layer,
-                _addresses(self.pool.address(layer), source, item),
-                _addresses(self._remote[layer], destination, item),
-                item,
+                index,
+                here,
+                _addresses(self.pool.address(here), source, item),
+                _addresses(self._remote[there], destination, item),
+                length,
             )
-            for layer in range(self.config.layers)
+            for index, (here, there) in enumerate(self._paired_layers())
         )
         return Transfer(
             sequence.room, sequence.attempt, chunk.index, chunk.last, chunk.logical, source, destination, item,

@@ -31,6 +31,20 @@ EXPECTED = {
     "kernel-numerics": ("F25", "read-kernel"),
 }
 
+#: Faults that need no race: one seed each.
+ALWAYS = {
+    "buffer-missing": ("F01", "descriptor"),
+    "wrong-layer-pairing": ("F05", "descriptor"),
+    "list-too-short": ("F02", "descriptor"),
+    "partial-slice": ("F06", "descriptor"),
+    "length-off-by-one": ("F19", "table"),
+    "number-format": ("F24", "read-kernel"),
+    "invalid-top-k": ("F26", "top-k"),
+    "wrong-top-k": ("F27", "top-k"),
+}
+#: What else such a fault leaves behind: the layer that nobody was paired with.
+BESIDES = {"wrong-layer-pairing": {("F01", "descriptor"), ("unclassified", "descriptor")}}
+
 Place = tuple[int, int, int]
 
 
@@ -111,7 +125,34 @@ def test_the_fault_is_named_where_it_happened_and_its_twin_is_clean(
     assert sure >= len(SEEDS) - 1
 
 
+@pytest.mark.parametrize("kind", ALWAYS)
+@pytest.mark.parametrize("format_", sorted(LAYOUTS))
+def test_a_fault_that_needs_no_race_is_named_in_every_request_that_it_hits(
+    pair: Pair, tmp_path: Path, format_: str, kind: str
+) -> None:
+    result, verdict, room = run_round(pair, tmp_path, kind, format_, 3, twin=False)
+    where = [(f.code, f.stage, f.confidence, f.request.room, f.layer) for f in verdict.findings]
+    assert verdict.verdict == "divergent", verdict.not_judged
+    told = {(finding.code, finding.stage) for finding in verdict.findings}
+    assert ALWAYS[kind] in told, where
+    assert told <= {ALWAYS[kind]} | BESIDES.get(kind, set()), where
+    assert result.truth is not None
+    assert room in result.truth.hit
+    named = {finding.request.room for finding in verdict.findings}
+    assert room in named
+    assert named <= result.truth.hit
+    assert any(f.confidence == "certain" for f in verdict.findings if f.request.room == room), where
+
+
+@pytest.mark.parametrize("kind", ["list-too-short", "wrong-top-k"])
+def test_the_same_load_on_a_right_engine_is_clean(pair: Pair, tmp_path: Path, kind: str) -> None:
+    result, verdict, _ = run_round(pair, tmp_path, kind, "fp8", 3, twin=True)
+    assert result.truth is not None
+    assert not result.truth.hit
+    assert verdict.verdict == "clean", verdict.not_judged
+
+
 def test_the_lab_has_no_fault_that_is_not_tested_here() -> None:
     from replay.lab.faults import FAULTS
 
-    assert set(FAULTS) == set(EXPECTED) | {"none"}
+    assert set(FAULTS) == set(EXPECTED) | set(ALWAYS) | {"none"}
