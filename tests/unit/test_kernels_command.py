@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -101,3 +102,21 @@ def test_a_kernel_that_is_not_named_rightly_is_a_usage_error(folder: Path) -> No
     done = run(folder, "kernels", "--read-kernel", "mine")
     assert done.returncode == 2
     assert "write module:function" in done.stderr
+
+
+def test_the_kernels_of_the_documentation_pass(tmp_path: Path) -> None:
+    text = (ROOT / "docs" / "kernels.md").read_text()
+    begin = text.index("    import torch\n\n    def read(")
+    block = text[begin : text.index("Whatever `logits` holds")]
+    (tmp_path / "my_kernels.py").write_text(textwrap.dedent(block))
+
+    kernels = ["--read-kernel", "my_kernels:read", "--store-kernel", "my_kernels:store"]
+    done = run(tmp_path, *SMALL, *kernels, "--json")
+
+    body = json.loads(done.stdout)
+    mine = [r for r in (*body["store"], *body["read"]) if r["kernel"].startswith("my_kernels:")]
+    assert {(r["kernel"], r["status"], r["why"]) for r in mine} == {
+        ("my_kernels:store", "right", ""),
+        ("my_kernels:read", "right", ""),
+    }
+    assert done.returncode == 0
