@@ -317,6 +317,43 @@ class Endpoint:
 
         capture_hooks.stop()
 
+    def fake(self, room: int) -> None:
+        """The end of a request that moves nothing, as warm-ups and health checks have it."""
+        from sglang.srt.disaggregation.fake import conn
+
+        kind = conn.FakeKVSender if self.role == "prefill" else conn.FakeKVReceiver
+        self.ends[room] = kind(self.manager, self.address, room)
+
+    def canary(self, violations: int) -> str:
+        """SGLang's kv-canary reports as many violations as its device ring says; returns what it raised."""
+        import torch
+        from sglang.srt.kv_canary.config import CanaryMode
+        from sglang.srt.kv_canary.runner.violation_reporter import ViolationReporter
+
+        log = types.SimpleNamespace(
+            violation_write_index=torch.tensor(violations),
+            violation_ring=torch.zeros(4, 8, dtype=torch.int64),
+        )
+        reporter = ViolationReporter(
+            config=types.SimpleNamespace(mode=CanaryMode.RAISE),
+            device_state=types.SimpleNamespace(violation_log=log),
+        )
+        try:
+            reporter.log_or_raise_violation(outer_step_counter=3)
+        except Exception as error:
+            return type(error).__name__
+        return ""
+
+    def checksum_differs(self, room: int) -> None:
+        """SGLang's own checksum of a request differs at admission; what follows needs a scheduler."""
+        from sglang.srt.disaggregation.decode import SchedulerDisaggregationDecodeMixin
+
+        req = types.SimpleNamespace(bootstrap_room=room, rid="x")
+        with contextlib.suppress(AttributeError):
+            SchedulerDisaggregationDecodeMixin._handle_kv_checksum_mismatch(
+                types.SimpleNamespace(), req, "differs"
+            )
+
     # -- prefill -------------------------------------------------------------------------------------------------
 
     def open(self, room: int, pages: int) -> int:

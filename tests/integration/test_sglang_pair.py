@@ -19,6 +19,7 @@ import pytest
 from capture_hooks.events import (
     Alloc,
     Buffer,
+    Content,
     Hook,
     Order,
     Receive,
@@ -26,6 +27,7 @@ from capture_hooks.events import (
     Request,
     Send,
     TransferState,
+    Trigger,
 )
 from replay.cli import run
 from replay.judge import JudgeOptions, judge
@@ -371,3 +373,26 @@ def test_what_was_asked_for_and_never_seen_is_told(host: sglang_pair.Host, tmp_p
     told = {item.what: item.why for item in verdict.not_judged}
     assert "never fired" in told["prefill rank 0: store"]
     assert "never fired" in told["decode rank 0: read"]
+
+
+def test_alarms_are_triggers_and_fake_requests_are_marked(host: sglang_pair.Host, tmp_path: Path) -> None:
+    with host.pair(tmp_path, TRANSFER | {"KV_REPLAY_MODE": "pages"}) as pair:
+        pair.prefill.write(pages=[3], seed=1)
+        assert pair.transfer(7001, [3], [11], 256) == (4, 4)
+        for end in (pair.prefill, pair.decode):
+            end.fake(room=55)
+        look_later()
+        assert pair.prefill.canary(violations=0) == ""
+        assert pair.prefill.canary(violations=2) == "RuntimeError", "what SGLang raises is raised"
+        pair.decode.checksum_differs(room=7001)
+    events = journals(tmp_path / "capture")
+    assert [t.reason for t in of(events["prefill"], Trigger)] == ["SGLang's kv-canary found a violation"]
+    assert [(t.reason, t.room, t.attempt) for t in of(events["decode"], Trigger)] == [
+        ("SGLang's KV checksum differs", 7001, 0)
+    ]
+    for role in ("prefill", "decode"):
+        assert ("fake", 55) in {(r.mark, r.room) for r in of(events[role], Request)}
+        assert of(events[role], Content), "the bytes of the last seconds were kept"
+    verdict = verdict_of(tmp_path)
+    assert verdict.verdict == "clean", verdict
+    assert verdict.scope["requests"] == 1
