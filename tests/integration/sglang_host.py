@@ -386,6 +386,10 @@ class Endpoint:
         """Whether nothing of the room's event is replaced."""
         return set(vars(self.events[room])) == {"done"}
 
+    def silent(self) -> None:
+        """From now on this side acknowledges no abort."""
+        self.manager._send_abort_ack = lambda *_: None
+
     def drained(self, room: int, seconds: float = 20.0) -> bool:
         """Wait until every chunk so far has been taken by a worker and its transfer is over."""
         end = time.monotonic() + seconds
@@ -409,6 +413,36 @@ class Endpoint:
         receiver = self.ends[room] = self.conn.NixlKVReceiver(self.manager, self.address, room)
         receiver.init(0)
         receiver.send_metadata(np.array(pages, np.int32), 0, None, 0)
+
+    def admit(self, room: int) -> None:
+        """The request is about to enter its first batch."""
+        from sglang.srt.disaggregation.decode import SchedulerDisaggregationDecodeMixin
+
+        scheduler = types.SimpleNamespace(kv_checksum_computer=None)
+        batch = types.SimpleNamespace(reqs=[types.SimpleNamespace(bootstrap_room=room)])
+        SchedulerDisaggregationDecodeMixin._verify_kv_checksums(scheduler, batch)
+
+    def give_up(self, room: int) -> None:
+        """The queue holds the pages of a failed request for a while and gives them back then."""
+        from sglang.srt.disaggregation.decode import DecodeTransferQueue
+        from sglang.srt.mem_cache import common
+
+        req = types.SimpleNamespace(bootstrap_room=room, rid="x", kv=types.SimpleNamespace(req_pool_idx=3))
+        decode_req = types.SimpleNamespace(
+            req=req, kv_receiver=self.ends[room], metadata_buffer_index=0, destination=None
+        )
+
+        def release(_: Any) -> None:
+            with contextlib.suppress(AttributeError):  # the pools of a scheduler are not here
+                common.release_kv_cache(req, None, checkpoint=False)
+
+        queue = types.SimpleNamespace(
+            deferred_kv_release_timeout=0.0, _deferred_releases=[], enable_staging=False, _release_request=release,
+            _is_host_destination=lambda _: False, metadata_buffers=types.SimpleNamespace(clear_slot=lambda _: None),
+            req_to_metadata_buffer_idx_allocator=types.SimpleNamespace(free=lambda _: None),
+        )  # fmt: skip
+        DecodeTransferQueue._defer_release(queue, decode_req)
+        DecodeTransferQueue._do_release(queue, decode_req, 0)
 
     def released(self, room: int, seconds: float = 10.0) -> bool:
         """Whether every prefill rank has acknowledged the abort within the time."""

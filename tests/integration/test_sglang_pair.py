@@ -20,6 +20,7 @@ from capture_hooks.events import (
     Alloc,
     Buffer,
     Content,
+    Free,
     Hook,
     Order,
     Receive,
@@ -396,3 +397,31 @@ def test_alarms_are_triggers_and_fake_requests_are_marked(host: sglang_pair.Host
     verdict = verdict_of(tmp_path)
     assert verdict.verdict == "clean", verdict
     assert verdict.scope["requests"] == 1
+
+
+def test_admission_and_releases_that_wait(host: sglang_pair.Host, tmp_path: Path) -> None:
+    """The queue's own methods, on stand-ins for the queue and the pools below it."""
+    with host.pair(tmp_path, TRANSFER) as pair:
+        pair.prefill.write(pages=[3, 5], seed=1)
+        sent = pair.prefill.read(pages=[3])
+        assert pair.transfer(1, [3], [11], 256) == (4, 4)
+        look_later()
+        pair.decode.admit(room=1)
+        pair.decode.receive(room=2, pages=[20, 21])  # prefill acknowledges
+        assert pair.prefill.open(room=2, pages=2) == 2
+        pair.decode.abort(room=2)
+        assert pair.decode.released(room=2)
+        pair.decode.give_up(room=2)
+        pair.decode.receive(room=3, pages=[22])  # nobody acknowledges before the time is over
+        pair.prefill.silent()
+        pair.decode.abort(room=3)
+        pair.decode.give_up(room=3)
+    events = journals(tmp_path / "capture")["decode"]
+    assert [(f.room, f.attempt, f.pages.tolist(), f.reason) for f in of(events, Free)] == [
+        (2, 0, [20, 21], "abort, acknowledged"),
+        (3, 0, [22], "abort, not acknowledged in time"),
+    ]
+    later = [look for look in looks(tmp_path) if (look.stage, look.room) == ("LT", 1)]
+    assert len(later) == 2 * len(LAYERS), "once a little later, once at admission"
+    expect(later, [11], sent)
+    assert verdict_of(tmp_path).verdict == "clean"

@@ -115,7 +115,7 @@ class SchedulerHooks:
             self._session.steps.passed()
         reason = held.ending or _reason(req)
         decode = self._session.role != "prefill"
-        if decode and held.received and not held.over:
+        if decode and held.arrived and not held.over:
             # The last look while the request still owns its pages: what landed after its first read is seen here.
             places = sorted(held.received)
             pages = [held.pages[place] for place in places]
