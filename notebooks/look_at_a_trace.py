@@ -54,8 +54,8 @@ if grid is not None:
 # %% [markdown]
 # ## Bytes
 #
-# Two looks at one page, byte by byte, where the bytes were kept: the first finding's first page as it was stored or
-# sent, and as it was read.
+# Two looks at one page, byte by byte, where the bytes were kept: the first finding's first page as it should be, and
+# the first look that shows what the finding tells. Looks from before the fault are right, so which look it is matters.
 
 
 # %%
@@ -67,6 +67,8 @@ def contents_of(stage: str, logical: int, buffer_layer: tuple[str, int]) -> list
         for p, b, n, k in zip(*(buffers[c] for c in ("process", "buffer", "name", "layer")), strict=True)
     }
     chosen = (snapshots["stage"] == stage) & (snapshots["room"] == room) & (snapshots["attempt"] == attempt)
+    if stage == "RC":
+        chosen &= snapshots["moment"] != "before"  # the page's old content
     ids = []
     for row in np.flatnonzero(chosen):
         if names.get((snapshots["process"][row], snapshots["buffer"][row])) == buffer_layer:
@@ -77,18 +79,29 @@ def contents_of(stage: str, logical: int, buffer_layer: tuple[str, int]) -> list
 
 if verdict.findings and verdict.findings[0].pages:
     finding = verdict.findings[0]
-    logical, place = finding.pages[0].logical, (finding.buffer, finding.layer)
-    before = contents_of("ST", logical, place) or contents_of("SE", logical, place)
-    after = contents_of("RD", logical, place) or contents_of("RC", logical, place)
-    if before and after:
-        one, two = trace.contents.data(np.array([before[0], after[-1]]))
-        wrong = np.flatnonzero(one != two)
-        form = next(f for f in ("fp8", "bf16", "fp4") if layout(f).page_bytes == len(one))
+    page, place = finding.pages[0], (finding.buffer, finding.layer)
+    before = contents_of("ST", page.logical, place) or contents_of("SE", page.logical, place)
+    after = [
+        (stage, content)
+        for stage in ("SE", "RC", "LT", "RD")
+        for content in contents_of(stage, page.logical, place)
+    ]
+    for stage, content in after if before else ():
+        right, seen = trace.contents.data(np.array([before[0], content]))
+        told = np.zeros(len(right), bool)
+        for begin, end in page.byte_ranges:
+            told[begin:end] = True
+        wrong = np.flatnonzero((right != seen) & told)
+        if len(wrong) != page.bytes_differing:
+            continue  # a look from before the fault
+        form = next(f for f in ("fp8", "bf16", "fp4") if layout(f).page_bytes == len(right))
         print(
-            f"logical page {logical} of layer {finding.layer}, {form}: {len(wrong)} of {len(one)} bytes differ"
+            f"logical page {page.logical} of layer {finding.layer}, {form}: "
+            f"{len(wrong)} of {len(right)} bytes of {stage} differ"
         )
         rows = np.unique(wrong[wrong < layout(form).scale_base] // layout(form).value_bytes)
         print("rows whose values differ:", rows.tolist())
+        break
 
 # %%
 trace.close()

@@ -65,12 +65,22 @@ def find_sources(paths: list[Path]) -> Found:
         if not found.files:
             reasons = "; ".join(found.problems)
             raise TraceError(
-                reasons or "there is no trace and no journal", ", ".join(map(str, paths)), "Check the path"
+                reasons or "there is no trace and no journal", ", ".join(map(str, paths)), _hint(paths)
             )
     except BaseException:
         found.close()
         raise
     return found
+
+
+def _hint(paths: list[Path]) -> str:
+    """What to give instead: folders within those that were given, if a capture lies there."""
+    inside = sorted(
+        {item.parent for path in paths if path.is_dir() for item in path.glob(f"*/*{JOURNAL_SUFFIX}")}
+    )
+    if not inside:
+        return "Check the path"
+    return f"There are captures in {', '.join(map(str, inside))}: give one of them"
 
 
 def _use(found: Found, path: Path) -> None:

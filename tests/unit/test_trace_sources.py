@@ -175,3 +175,22 @@ def test_sealing_several_journals_into_one_file_equals_merging_them(tmp_path: Pa
     seal(paths, tmp_path / "sealed.h5")
     with open_trace(*paths) as apart, open_trace(tmp_path / "sealed.h5") as together:
         assert everything(apart) == everything(together)
+
+
+def test_a_folder_of_captures_names_them(tmp_path: Path) -> None:
+    for name in ("capture-4", "capture-60"):
+        (tmp_path / name).mkdir()
+        journal(tmp_path / name / "prefill-0-aa.journal")
+    with pytest.raises(
+        TraceError, match=r"There are captures in .*capture-4, .*capture-60: give one of them"
+    ):
+        open_trace(tmp_path)
+
+
+def test_a_trace_beside_captures_is_what_a_folder_means(tmp_path: Path) -> None:
+    """As the demo leaves it: the merged trace, and the journals it was made of one level down."""
+    (tmp_path / "capture-60").mkdir()
+    journal(tmp_path / "capture-60" / "prefill-0-aa.journal")
+    small_trace(tmp_path / "trace.h5")
+    with open_trace(tmp_path) as trace:
+        assert [path.name for path in trace.paths] == ["trace.h5"]
