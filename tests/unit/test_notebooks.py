@@ -30,9 +30,8 @@ def test_a_trace_can_be_looked_at_in_a_notebook(tmp_path: Path) -> None:
 
     assert done.returncode == 0, done.stderr
     assert "DIVERGENT  destination: late foreign write (F14)" in done.stdout
-    assert (
-        "8194 of 8448 bytes of LT differ" in done.stdout or "8194 of 8448 bytes of RD differ" in done.stdout
-    )
+    # Reception showed the right bytes, and what was there before it is nobody's look.
+    assert "8182 of 8448 bytes of RD differ" in done.stdout
     assert "rows whose values differ: [0, 1, 2," in done.stdout
     assert (tmp_path / "stages.png").stat().st_size > 1000
 
