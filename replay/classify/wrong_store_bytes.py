@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from replay.classify import rows_at_multiple
 from replay.classify.base import Evidence, Kind, claims, span
-from replay.findings import PageEvidence
+from replay.findings import PageEvidence, kind_name
 from replay.kernels.reference import StoreCheck, check_store
 from replay.ranges import byte_ranges, ranges
 from replay.recorded import StoreCase
@@ -53,21 +54,24 @@ def explain(timeline: Timeline, evidence: Evidence, case: StoreCase, check: Stor
         unwritten = not layout.values(case.data[None])[0][case.rows[wrong]].any()
     else:
         unwritten = _unwritten(timeline, case, wrong)
-    if unwritten:
+    factor = rows_at_multiple.factor(timeline, case, wrong)
+    if factor:
+        code, rule = "F20", f"the rows of page p lie at page {factor} * p"
+    elif unwritten:
         code, rule = "unclassified", "the rows still hold what was there before the store"
     else:
         other = _other_row(case, wrong)
         if other is not None:
             code, rule = "unclassified", f"row {other[0]} holds what row {other[1]}'s inputs give"
     seen = bool(case.kernel) or (ordered and evidence.covers(case.process, "store", "alloc"))
-    sure = seen and code == "F30"
+    sure = seen and code in ("F30", "F20")
     confidence: Confidence = "certain" if sure else "likely"
     spans, _ = byte_ranges(layout, values, scales)
     position = timeline.trace.table("store").array("positions", case.store)
     info = timeline.buffers[case.buffer]
     return PageEvidence(
         code=code,
-        kind="wrong-store-bytes" if code == "F30" else "unclassified",
+        kind=kind_name(code),
         stage="store",
         confidence=confidence,
         process=case.process,

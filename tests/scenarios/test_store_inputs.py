@@ -26,16 +26,18 @@ def stored(
     *,
     wrong: dict[int, int] | None = None,
     shift: int = 0,
+    factor: int = 1,
     inputs: bool = True,
     keep: Any = "bytes",
 ) -> Scene:
     """q0's rows come out of the real store; ``wrong`` flips bits of the first value byte of rows (row: bits).
 
-    ``shift`` rotates each row by the position of another token; what is recorded is the right one.
+    ``shift`` rotates each row by the position of another token; what is recorded is the right one. The rows of page p
+    lie at page ``factor * p``.
     """
     scene = Scene(folder, format=format, keep=keep)
     scene.earlier([21, 22, 23], [5, 6, 7])
-    job = Job(7000, 0, ROWS, [21, 22, 23], [5, 6, 7])
+    job = Job(7000, 0, ROWS, [21, 22, 23] if factor == 1 else [10, 20, 22], [5, 6, 7])
     scene.start(job)
     scene.announce(job)
     p, spec = scene.prefill, layout(format)
@@ -43,11 +45,13 @@ def stored(
     keys = rng.standard_normal((ROWS, 128)).astype(np.float32)
     weight = (1 + 0.2 * rng.standard_normal(128)).astype(np.float32)
     positions = np.arange(ROWS)
+    before = p.memory[0].copy()
     slots = scene.write(p, job, 0, ROWS)
+    p.memory[0][:] = before
     store_torch(
         spec,
         torch.from_numpy(p.memory[0]),
-        torch.from_numpy(slots),
+        torch.from_numpy(slots // spec.rows * factor * spec.rows + slots % spec.rows),
         torch.from_numpy(keys),
         torch.from_numpy(rope_rows(positions + shift)),
         torch.from_numpy(weight),
@@ -119,3 +123,12 @@ def test_inputs_without_bytes_clear_and_accuse_nothing_else(
     assert {finding.code for finding in verdict.findings} <= ({"F30"} if wrong else set())
     if wrong:
         assert "store" not in verdict.cleared
+
+
+@FORMATS
+def test_rows_that_lie_at_twice_their_page_are_a_wrong_stride(tmp_path: Path, format: str) -> None:
+    """Pages 10 and 20: the rows of the first lie in the second. Nobody looks at 40 and 44, where the others lie."""
+    verdict = verdict_of(stored(tmp_path, format, factor=2))
+    found = {(f.code, f.confidence): [page.logical for page in f.pages] for f in verdict.findings}
+    assert found == {("F20", "certain"): [0, 1], ("unclassified", "likely"): [2]}
+    assert {finding.stage for finding in verdict.findings} == {"store"}
