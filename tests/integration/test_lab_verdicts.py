@@ -104,7 +104,7 @@ def check_places(kind: str, verdict: Verdict, truth: Truth) -> None:
 def test_the_fault_is_named_where_it_happened_and_its_twin_is_clean(
     pair: Pair, tmp_path: Path, format_: str, kind: str
 ) -> None:
-    sure = 0
+    sure, weak = 0, []
     for seed in SEEDS:
         result, verdict, room = run_round(pair, tmp_path / f"{seed}", kind, format_, seed, twin=False)
         where = f"seed {seed}: {[(f.code, f.stage, f.confidence, f.request.room) for f in verdict.findings]}"
@@ -114,7 +114,10 @@ def test_the_fault_is_named_where_it_happened_and_its_twin_is_clean(
         check_places(kind, verdict, result.truth)
         mine = [finding for finding in verdict.findings if finding.request.room == room]
         assert mine, where
-        sure += any(finding.confidence == "certain" for finding in mine)
+        if any(finding.confidence == "certain" for finding in mine):
+            sure += 1
+        else:
+            weak.append((seed, verdict.losses, verdict.not_judged, [finding.evidence for finding in mine]))
 
         result, verdict, _ = run_round(pair, tmp_path / f"{seed}-twin", kind, format_, seed, twin=True)
         assert result.truth is not None
@@ -122,7 +125,7 @@ def test_the_fault_is_named_where_it_happened_and_its_twin_is_clean(
         assert verdict.findings == (), f"seed {seed}: {verdict.findings}"
         assert verdict.verdict == "clean", f"seed {seed}: {verdict.not_judged}"
     # Evidence that a busy machine drops weakens the word, never the kind: four rounds of five are certain.
-    assert sure >= len(SEEDS) - 1
+    assert sure >= len(SEEDS) - 1, weak
 
 
 @pytest.mark.parametrize("kind", ALWAYS)
