@@ -27,6 +27,7 @@ from replay.descriptors import DescriptorMap
 from replay.findings import PageEvidence, group, hazard, page_evidence
 from replay.judge_options import JudgeOptions
 from replay.reexecute import Rung, replay_reads, replay_stores
+from replay.runs import check_one_run
 from replay.siblings import Siblings
 from replay.tables import TableRung
 from replay.timeline import Timeline
@@ -54,9 +55,10 @@ def judge(trace: Trace, options: JudgeOptions | None = None, progress: Progress 
     """Judge a trace.
 
     Raises:
-        TraceError: the trace is damaged.
+        TraceError: the trace is damaged, or holds two runs whose rooms cannot be told apart.
     """
     options = options or JudgeOptions()
+    check_one_run(trace)
     timeline = Timeline(trace, options.scope)
     scope = timeline.scope
     seen = coverage(trace, scope.apart)

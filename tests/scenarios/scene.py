@@ -52,6 +52,7 @@ class Scene:
         skew_ns: int = 0,
         beside: Scene | None = None,
         taps: Sequence[str] | None = None,
+        run: str = "",
     ) -> None:
         self.rank = beside.rank + 1 if beside else 0
         self.scales = scales
@@ -77,7 +78,7 @@ class Scene:
         self.prefill = Side(
             role="prefill",
             agent=f"prefill-agent-{self.rank}",
-            process=self.builders[0].process(role="prefill", run=f"p{self.rank}", host="5a0c", **told),
+            process=self.builders[0].process(role="prefill", run=f"p{run}{self.rank}", host="5a0c", **told),
             format=format,
             layers=tuple(layers),
             base=0x7F10_0000_0000 + away,
@@ -89,7 +90,7 @@ class Scene:
             role="decode",
             agent=f"decode-agent-{self.rank}",
             process=self.builders[-1].process(
-                role="decode", run=f"d{self.rank}", host="77fe" if skew_ns else "5a0c", **told
+                role="decode", run=f"d{run}{self.rank}", host="77fe" if skew_ns else "5a0c", **told
             ),
             skew_ns=skew_ns,
             format=decode_format or format,
