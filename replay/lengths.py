@@ -16,6 +16,9 @@ from replay.timeline import Timeline
 Bool = npt.NDArray[np.bool_]
 I64 = npt.NDArray[np.int64]
 
+#: Stores whose rows are looked at at once.
+_STORES = 1024
+
 #: (process, request, buffer number)
 Key = tuple[int, int, int]
 
@@ -97,15 +100,17 @@ def _agreed(timeline: Timeline) -> Bool:
 def _stores(timeline: Timeline) -> dict[Key, _Stores]:
     """Stores of each request and buffer."""
     table = timeline.trace.table("store")
-    rows = table.ragged("logical_rows")
-    slots = table.ragged("slots")
-    owner = np.asarray(rows.owner(), np.int64)
-    values = np.asarray(rows.values, np.int64)
     top = np.full(len(table), -1, np.int64)
     count = np.zeros(len(table), np.int64)
-    np.maximum.at(top, owner, values)
-    np.add.at(count, owner, values >= 0)
-    slot_count = np.bincount(np.asarray(slots.owner(), np.int64), minlength=len(table))
+    for low in range(
+        0, len(table), _STORES
+    ):  # the rows of all stores at once may be more than fits into memory
+        rows = table.arrays("logical_rows", low, min(low + _STORES, len(table)))
+        owner = low + np.asarray(rows.owner(), np.int64)
+        values = np.asarray(rows.values, np.int64)
+        np.maximum.at(top, owner, values)
+        np.add.at(count, owner, values >= 0)
+    slot_count = table.lengths("slots")
     request, buffer = timeline.request_column("store"), timeline.buffer_column("store")
     found: dict[Key, list[int]] = {}
     columns = zip(table["process"].tolist(), request.tolist(), buffer.tolist(), strict=True)

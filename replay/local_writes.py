@@ -23,6 +23,9 @@ from replay.trace.errors import reading
 Bool = npt.NDArray[np.bool_]
 I64 = npt.NDArray[np.int64]
 
+#: Stores whose slots are looked at at once.
+_STORES = 1024
+
 
 @dataclass(frozen=True, slots=True)
 class LocalWrite:
@@ -102,8 +105,14 @@ class LocalWrites:
         return table[0], table[1], table[2]
 
     def _plain_stores(self) -> I64:
-        slots = self.stores.ragged("slots")
-        event = slots.owner().astype(np.int64)
+        stores = len(self.stores)
+        parts = [self._plain(low, min(low + _STORES, stores)) for low in range(0, stores, _STORES)]
+        return np.concatenate([np.zeros((3, 0), np.int64), *parts], axis=1)
+
+    def _plain(self, low: int, high: int) -> I64:
+        """Pages that stores ``low..high`` wrote to: the slots of all stores at once may not fit into memory."""
+        slots = self.stores.arrays("slots", low, high)
+        event = low + slots.owner().astype(np.int64)
         buffer = self._store_buffer[event]
         kept = (buffer >= 0) & ~np.isin(event, self.strided)
         event, buffer, slot = event[kept], buffer[kept], slots.values[kept].astype(np.int64)
@@ -111,7 +120,7 @@ class LocalWrites:
         pages = np.array([b.pages for b in self.timeline.buffers] or [1], np.int64)
         # Slot -1 in a kernel that does not skip it is the last row of the last page.
         page = np.where(slot >= 0, slot // rows[buffer], pages[buffer] - 1)
-        return np.stack([place(buffer, page), np.zeros_like(event), event])
+        return np.unique(np.stack([place(buffer, page), np.zeros_like(event), event]), axis=1)
 
     @staticmethod
     def _found(pieces: Pieces, table: int, row: int) -> I64:
@@ -130,7 +139,7 @@ class LocalWrites:
     def _store_pieces(self, row: int, info: BufferInfo) -> Pieces:
         """Where a store with a stride of its own lands: values, then scales, of each slot."""
         layout, stride = info.layout, int(self.stores["stride"][row])
-        slots = np.asarray(self.stores.ragged("slots")[row], np.int64)
+        slots = np.asarray(self.stores.array("slots", row), np.int64)
         page, inside = np.divmod(np.where(slots >= 0, slots, 0), layout.rows)
         starts = [page * stride + inside * layout.value_bytes]
         starts.append(page * stride + layout.scale_base + inside * layout.scale_bytes)
@@ -166,7 +175,7 @@ class LocalWrites:
     def _store(self, row: int, buffer: int, page: int) -> LocalWrite | None:
         info = self.timeline.buffers[int(self._store_buffer[row])]
         layout = info.layout
-        slots = np.asarray(self.stores.ragged("slots")[row], np.int64)
+        slots = np.asarray(self.stores.array("slots", row), np.int64)
         size = self.timeline.buffers[buffer].layout.page_bytes
         mask = np.zeros(size, bool)
         padding = False

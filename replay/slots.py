@@ -11,6 +11,9 @@ from replay.timeline import Timeline
 
 I64 = npt.NDArray[np.int64]
 
+#: Stores that are judged at once: 256 of 4,096 rows are some 100 MB.
+_STORES = 256
+
 
 @dataclass(frozen=True, slots=True)
 class SlotCase:
@@ -30,16 +33,19 @@ def judge_slots(timeline: Timeline) -> list[SlotCase]:
 
     Padding rows (no row of the request), drafts and rows of pages without an allocation record are left out.
     """
+    stores = len(timeline.trace.table("store"))
+    blocks = (_judge(timeline, low, min(low + _STORES, stores)) for low in range(0, stores, _STORES))
+    return [case for cases in blocks for case in cases]
+
+
+def _judge(timeline: Timeline, low: int, high: int) -> list[SlotCase]:
+    """Stores ``low..high``: the slots of all stores of a trace may be more than fits into memory."""
     table = timeline.trace.table("store")
-    if not len(table):
-        return []
-    slots, rows = table.ragged("slots"), table.ragged("logical_rows")
-    if not np.array_equal(slots.offsets, rows.offsets):
-        whole = np.diff(slots.offsets) == np.diff(rows.offsets)
-    else:
-        whole = np.ones(len(table), bool)
-    request, buffer = timeline.request_column("store"), timeline.buffer_column("store")
-    fit = whole & (request >= 0) & (buffer >= 0) & ~table["draft"].astype(bool)
+    slots, rows = table.arrays("slots", low, high), table.arrays("logical_rows", low, high)
+    whole = slots.lengths == rows.lengths
+    block = slice(low, high)
+    request, buffer = timeline.request_column("store")[block], timeline.buffer_column("store")[block]
+    fit = whole & (request >= 0) & (buffer >= 0) & ~table["draft"][block].astype(bool)
     owner = np.asarray(slots.owner(), np.int64)
     owner, slot = owner[fit[owner]], np.asarray(slots.values, np.int64)[fit[owner]]
     row_owner = np.asarray(rows.owner(), np.int64)
@@ -48,8 +54,8 @@ def judge_slots(timeline: Timeline) -> list[SlotCase]:
     owner, slot, logical = owner[kept], slot[kept], logical[kept]
     per_page = np.array([b.layout.rows for b in timeline.buffers] or [1], np.int64)[buffer[owner]]
     page, inside = np.divmod(logical, per_page)
-    process = table["process"].astype(np.int64)
-    given = timeline.given_at(process[owner], request[owner], page, table["seq"][owner].astype(np.int64))
+    process, seq = table["process"][block].astype(np.int64), table["seq"][block].astype(np.int64)
+    given = timeline.given_at(process[owner], request[owner], page, seq[owner])
     right = given * per_page + inside
     wrong = np.flatnonzero((given >= 0) & (right != slot))
     cases = []
@@ -57,7 +63,7 @@ def judge_slots(timeline: Timeline) -> list[SlotCase]:
         mine = wrong[owner[wrong] == store]
         cases.append(
             SlotCase(
-                store=store,
+                store=low + store,
                 process=int(process[store]),
                 request=int(request[store]),
                 buffer=int(buffer[store]),

@@ -73,8 +73,8 @@ def padding_rows(timeline: Timeline, write: LocalWrite, page: int) -> I64:
     if write.table != "store" or not len(write.entries):
         return np.zeros(0, np.int64)
     table = timeline.trace.table("store")
-    slots = np.asarray(table.ragged("slots")[write.row], np.int64)
-    logical = np.asarray(table.ragged("logical_rows")[write.row], np.int64)
+    slots = np.asarray(table.array("slots", write.row), np.int64)
+    logical = np.asarray(table.array("logical_rows", write.row), np.int64)
     if len(logical) != len(slots):
         return np.zeros(0, np.int64)
     number = timeline.buffer_number(write.moment.process, int(table["buffer"][write.row]))

@@ -48,12 +48,12 @@ def explain(case: Case, evidence: Evidence, bad: Bool, stage: str) -> Explanatio
     for write, proven in writes(evidence, place):
         if write.table != "store" or write.request != case.request or not bool(table["draft"][write.row]):
             continue
-        slots = np.asarray(table.ragged("slots")[write.row], np.int64)[write.entries]
+        slots = np.asarray(table.array("slots", write.row), np.int64)[write.entries]
         explained = bad & case.valid & rows_mask(layout, np.unique(slots % layout.rows))
         values, scales = halves(explained)
         if not values.any() or (scales & ~values).any():
             continue
-        logical = np.asarray(table.ragged("logical_rows")[write.row], np.int64)
+        logical = np.asarray(table.array("logical_rows", write.row), np.int64)
         meant = f"{int(logical.min())}..{int(logical.max())}" if len(logical) else "unknown"
         told = int(case.timeline.request_rows[case.request])
         return Explanation(

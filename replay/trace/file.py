@@ -16,6 +16,7 @@ from replay.trace.blobs import BlobReader
 from replay.trace.contents import ContentPart, read_part
 from replay.trace.errors import DAMAGED, TraceError, reading
 from replay.trace.hdf5 import checked_dataset, open_file, read, subgroup
+from replay.trace.ragged import Ragged
 from replay.trace.schema import (
     FORMAT,
     MAJOR,
@@ -38,6 +39,8 @@ _DEFAULTS = {
     column.default for found in TABLES.values() for column in found if isinstance(column.default, str)
 }
 _MAX_JSON = 1 << 20
+#: Rows are read as one slab where it holds at most so many times what is wanted, or is small anyway.
+_SPREAD, _SMALL = 4, 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,6 +254,10 @@ class TraceFile:
             check_range(values, -1, 0 if self.contents is None else len(self.contents), "a content", place)
         return values, offsets
 
+    def ragged_lengths(self, table: str, column: Column) -> I64:
+        """How many values each row of a ragged column has."""
+        return np.diff(self._ragged(table, column)[1])
+
     def ragged_row(self, table: str, column: Column, row: int) -> Array:
         """The array of one row of a ragged column that is no content column; nothing else of it is read."""
         dataset, offsets = self._ragged(table, column)
@@ -258,6 +265,22 @@ class TraceFile:
             return self._empty(column)
         place = f"{self.place}/events/{table}/{column.name}"
         return read(dataset, place, int(offsets[row]), int(offsets[row + 1]))
+
+    def ragged_rows(self, table: str, column: Column, rows: I64) -> Ragged:
+        """The arrays of some rows of a ragged column that is no content column, in their order."""
+        dataset, offsets = self._ragged(table, column)
+        if dataset is None:
+            return Ragged(self._empty(column), np.zeros(len(rows) + 1, np.int64))
+        place = f"{self.place}/events/{table}/{column.name}"
+        first, last = int(rows.min()), int(rows.max()) + 1
+        low, high = int(offsets[first]), int(offsets[last])
+        wanted = int((offsets[rows + 1] - offsets[rows]).sum())
+        if high - low <= _SPREAD * wanted + _SMALL:
+            slab = Ragged(read(dataset, place, low, high), offsets[first : last + 1] - low)
+            return slab.take(rows - first)
+        parts = [read(dataset, place, int(offsets[row]), int(offsets[row + 1])) for row in rows.tolist()]
+        ends = np.cumsum([0, *map(len, parts)], dtype=np.int64)
+        return Ragged(np.concatenate(parts), ends)
 
     def _empty(self, column: Column) -> Array:
         width = column.width if column.kind == "ragged" else None

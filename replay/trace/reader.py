@@ -14,9 +14,10 @@ import numpy.typing as npt
 from replay.trace.contents import Contents
 from replay.trace.errors import TraceError
 from replay.trace.file import ProcessInfo, TraceFile, process_place
+from replay.trace.ragged import Ragged
 from replay.trace.schema import TABLES
 from replay.trace.sources import Found, find_sources
-from replay.trace.table import Ragged, Source, Table
+from replay.trace.table import Source, Table
 
 __all__ = ["ProcessInfo", "Ragged", "Table", "Trace", "open_trace"]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -12,6 +11,7 @@ import numpy.typing as npt
 
 from replay.trace.errors import DAMAGED, TraceError
 from replay.trace.file import TraceFile
+from replay.trace.ragged import Ragged
 from replay.trace.schema import STAMPS, TABLES, Column
 from replay.words import counted
 
@@ -20,57 +20,6 @@ I32 = npt.NDArray[np.int32]
 I64 = npt.NDArray[np.int64]
 
 _STAMPS = {name for name, _ in STAMPS}
-#: Rows whose arrays are taken at once.
-_BLOCK = 16_384
-
-
-@dataclass(frozen=True, slots=True)
-class Ragged:
-    """Arrays of different lengths, one a row: ``values[offsets[i]:offsets[i + 1]]`` is row i.
-
-    ``values`` is one-dimensional, or ``[n, 2]`` for pairs such as the (address, length) of a descriptor.
-    """
-
-    values: Array
-    offsets: I64
-
-    def __len__(self) -> int:
-        return len(self.offsets) - 1
-
-    def __getitem__(self, row: int) -> Array:
-        if not -len(self) <= row < len(self):
-            raise IndexError(row)
-        row %= len(self)
-        return self.values[self.offsets[row] : self.offsets[row + 1]]
-
-    def __iter__(self) -> Iterator[Array]:
-        return (self[row] for row in range(len(self)))
-
-    @property
-    def lengths(self) -> I64:
-        """Number of values of each row, ``int64[rows]``."""
-        return np.diff(self.offsets)
-
-    def owner(self) -> I64:
-        """Row of each value, ``int64[len(values)]``."""
-        return np.repeat(np.arange(len(self), dtype=np.int64), self.lengths)
-
-    def take(self, rows: I64) -> Ragged:
-        """The arrays of ``rows``, in their order."""
-        lengths = self.lengths[rows]
-        offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
-        values = np.empty((int(offsets[-1]), *self.values.shape[1:]), self.values.dtype)
-        shift = self.offsets[:-1][rows] - offsets[:-1]
-        for low in range(
-            0, len(rows), _BLOCK
-        ):  # the index of all values at once would be as large as they are
-            high = min(low + _BLOCK, len(rows))
-            first, last = int(offsets[low]), int(offsets[high])
-            # Value i of the new row r lies i places after the start of the old row.
-            source = np.repeat(shift[low:high], lengths[low:high])
-            source += np.arange(first, last)
-            values[first:last] = self.values[source]
-        return Ragged(values, offsets)
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +121,15 @@ class Table:
         found: Ragged = self._kept[name]
         return found
 
+    def lengths(self, name: str) -> I64:
+        """Number of values of each row of a ragged column, ``int64[rows]``; the values are not read."""
+        column = self._column(name, "ragged")
+        if name in self._kept:
+            whole: Ragged = self._kept[name]
+            return whole.lengths
+        parts: list[Array] = [source.file.ragged_lengths(self.name, column) for source in self._sources]
+        return self._ordered(_joined(parts, np.dtype(np.int64)))
+
     def array(self, name: str, row: int) -> Array:
         """The array of one row of a ragged column, read alone where the column as a whole was not asked for."""
         column = self._column(name, "ragged")
@@ -180,6 +138,26 @@ class Table:
             return whole[row]
         source, at = self._place(row)
         return source.file.ragged_row(self.name, column, at)
+
+    def arrays(self, name: str, low: int, high: int) -> Ragged:
+        """The arrays of rows ``low..high`` (half-open) of a ragged column; of the rest as little as can be is read."""
+        column = self._column(name, "ragged")
+        if name in self._kept:
+            whole: Ragged = self._kept[name]
+            return whole.take(np.arange(low, high))
+        empty = np.zeros((0,) if column.width is None else (0, column.width), column.dtype)
+        parts: list[tuple[I64, Ragged]] = []
+        places = np.arange(low, high) if self._order is None else self._order[low:high]
+        for source, count in zip(self._sources, self._counts, strict=True):
+            mine = np.flatnonzero((places >= 0) & (places < count))
+            if len(mine):
+                parts.append((mine, source.file.ragged_rows(self.name, column, places[mine])))
+            places = places - count
+        numbers = np.concatenate([np.zeros(0, np.int64), *(mine for mine, _ in parts)])
+        values = np.concatenate([empty, *(part.values for _, part in parts)])
+        ends = np.cumsum(np.concatenate([np.zeros(1, np.int64), *(part.lengths for _, part in parts)]))
+        found = Ragged(values.astype(empty.dtype.newbyteorder("="), copy=False), ends)
+        return found.take(np.argsort(numbers, kind="stable"))
 
     def _read_ragged(self, column: Column) -> Ragged:
         values, ends, base = [], [np.zeros(1, np.int64)], 0

@@ -7,8 +7,7 @@ import pytest
 
 from replay.page_columns import EventColumn, by_event, column_at
 from replay.trace.builder import TraceBuilder
-from replay.trace.reader import open_trace
-from replay.trace.table import Ragged
+from replay.trace.reader import Ragged, open_trace
 
 EVENT = np.array([0, 0, 2, 1])
 VALUES = np.array([10, 11, 12])
@@ -65,3 +64,24 @@ def test_one_array_of_a_column_is_read_alone_and_is_the_same(tmp_path: Path) -> 
         assert trace.fresh_table("store").array("positions", 3).tolist() == []
         with pytest.raises(IndexError):
             trace.fresh_table("store").array("slots", 100)
+
+
+@pytest.mark.parametrize("bounds", [(0, 100), (0, 7), (45, 55), (98, 100), (30, 30)])
+def test_some_arrays_of_a_column_are_read_alone_and_are_the_same(
+    tmp_path: Path, bounds: tuple[int, int]
+) -> None:
+    with TraceBuilder(tmp_path / "t.h5") as builder:
+        one, other = builder.process(role="decode"), builder.process(role="prefill")
+        for room in range(50):
+            for process in (one, other):
+                process.store(room=room, slots=np.arange(room * 40) + process.number)
+    with open_trace(tmp_path / "t.h5") as trace:
+        part = trace.fresh_table("store").arrays("slots", *bounds)
+        lengths = trace.fresh_table("store").lengths("slots")
+        whole = trace.table("store").ragged("slots")
+        assert len(part) == bounds[1] - bounds[0]
+        assert lengths.tolist() == whole.lengths.tolist()
+        for number, row in enumerate(range(*bounds)):
+            np.testing.assert_array_equal(part[number], whole[row])
+        assert len(trace.table("store").arrays("slots", *bounds)) == len(part)
+        assert trace.fresh_table("store").arrays("positions", *bounds).lengths.sum() == 0

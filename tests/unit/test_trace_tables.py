@@ -12,9 +12,9 @@ import pytest
 
 from replay.trace.builder import TraceBuilder
 from replay.trace.errors import TraceError
+from replay.trace.ragged import Ragged
 from replay.trace.reader import open_trace
 from replay.trace.schema import TABLES, spec_tables
-from replay.trace.table import Ragged
 from tests.unit.trace_samples import small_trace
 
 ROOT = Path(__file__).parents[2]
