@@ -153,6 +153,21 @@ def _before(timeline: Timeline, stage: str, row: int) -> int:
     return int(rows[-1]) if len(rows) else -1
 
 
+def _stored_before(timeline: Timeline, row: int) -> int:
+    """The last ST of a shared page before snapshot ``row``, made since its owner was given it; -1 where there is none.
+
+    An older one shows another request's rows: the owner's own may have been lost.
+    """
+    snaps = timeline.snapshots
+    process, page = int(snaps.process[row]), int(snaps.page[row])
+    mine = timeline.alloc_row(process, int(snaps.request[row]), page)
+    if mine is None:
+        return -1
+    found = _before(timeline, "ST", row)
+    since = timeline.owned_since(process, page, int(timeline.allocs.seq[mine]))
+    return found if found >= 0 and int(snaps.seq[found]) > since else -1
+
+
 def _adopt_shared(timeline: Timeline, stage: dict[str, I64], reads: I64, read_cell: I64) -> None:
     """A page shared on the reading side arrived once, for its first owner: take that RC (or ST) for the others."""
     snaps, shared = timeline.snapshots, timeline.shared_pages
@@ -306,5 +321,5 @@ def _stores(
     for number in np.flatnonzero((has_source & (store < 0)) | elsewhere).tolist() if shared else []:
         row = int(source[number])
         if (int(snaps.process[row]), int(snaps.request[row]), int(snaps.page[row])) in shared:
-            store[number] = _before(timeline, "ST", row)
+            store[number] = _stored_before(timeline, row)
     return store, own_store

@@ -280,11 +280,20 @@ class Timeline:
 
     def owner_before(self, process: int, page: int, seq: int) -> int:
         """The request that was last given ``page`` for itself before ``seq``, -1 where none was seen."""
-        owner = -1
+        row = self._own_alloc(process, page, seq)
+        return int(self.allocs.request[row]) if row is not None else -1
+
+    def owned_since(self, process: int, page: int, seq: int) -> int:
+        """When ``page`` was last given to a request for itself before ``seq``, -1 where that was not seen."""
+        row = self._own_alloc(process, page, seq)
+        return int(self.allocs.seq[row]) if row is not None else -1
+
+    def _own_alloc(self, process: int, page: int, seq: int) -> int | None:
+        found = None
         for row in self.allocs_of_page(process, page):
             if int(self.allocs.seq[row]) < seq and not self.shared_alloc[row]:
-                owner = int(self.allocs.request[row])
-        return owner
+                found = row
+        return found
 
     @cached_property
     def shared_alloc(self) -> Bool:
