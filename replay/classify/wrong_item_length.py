@@ -110,8 +110,9 @@ def overwritten(case: Case, evidence: Evidence, bad: Bool, stage: str) -> Explan
         proven |= _brought(case, evidence, row, stage)
     explained = bad & unit_mask(case.layout, hit, some=True)
     before, now = case.data("RC" if case.has("RC") else "SE"), case.data(stage)
-    same = before is not None and now is not None
-    if before is not None and now is not None:
+    # Without RC the source stands for it, whose pages may have another size.
+    same = before is not None and now is not None and len(before) == len(now)
+    if before is not None and now is not None and same:
         # What changed must be what they bring, byte for byte: a page may change for another reason.
         explained &= unit_mask(case.layout, proven | (before == now))
     if not explained.any():
