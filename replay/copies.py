@@ -40,7 +40,7 @@ class Origin:
 @dataclass(frozen=True, slots=True)
 class _Entry:
     row: int
-    source: tuple[int, int, int]  #: (process, buffer number or below 0, page or host id)
+    source: tuple[int, int, int]  #: (process, buffer number, page), or (process, a tier's number below 0, id)
     length: int
     step: int  #: bytes that belong to one id, where the copy goes and comes from
     rowwise: bool
@@ -75,6 +75,8 @@ class Copies:
             length = int(table["length"][row])
             strides = [int(table[name][row]) for name in ("stride", "source_stride")]
             step = min([stride for stride in strides if stride > 0], default=length)
+            # Each device buffer has its own ids at the host tier.
+            here, there = (here if here >= 0 else -2 - there), (there if there >= 0 else -2 - here)
             rowwise = str(table["unit"][row]) == "row"
             begin, seq = int(table["begin_seq"][row]), int(table["seq"][row])
             if rowwise:

@@ -19,11 +19,12 @@ from capture_hooks.layouts import OPAQUE
 from replay import classify
 from replay.bisect import Case, Ladder, climb
 from replay.bookkeeping import judge_bookkeeping
-from replay.classify import list_too_short
+from replay.classify import list_too_short, stride_at_store
 from replay.classify.base import Evidence, Explanation
 from replay.classify.registry import NAMED
 from replay.coverage import coverage, taps
 from replay.descriptors import DescriptorMap
+from replay.donors import Donors
 from replay.findings import PageEvidence, group, hazard, page_evidence
 from replay.judge_options import JudgeOptions
 from replay.reexecute import Rung, replay_reads, replay_stores
@@ -67,11 +68,11 @@ def judge(trace: Trace, options: JudgeOptions | None = None, progress: Progress 
     tell("sorting the looks at pages", 0, 0)
     ladder = climb(timeline, progress, evidence.local)
     tell("descriptors", 0, 0)
-    evidence.siblings = Siblings(ladder)
+    evidence.siblings, evidence.donors = Siblings(ladder), Donors(timeline, ladder.cases)
     pages, hazards, doubts = _byte_rungs(ladder, evidence)
     tell("block tables", 0, 0)
     books = judge_bookkeeping(timeline, evidence)
-    pages += books.pages
+    pages += books.pages + stride_at_store.own(timeline, evidence)
     tables = books.tables
     limit = 1 << 30 if options.exhaustive else max(options.sample, 0)
     stores = replay_stores(timeline, evidence, limit, progress)

@@ -50,22 +50,25 @@ DESCRIPTOR_KINDS: tuple[Classifier, ...] = (
     wrong_layer_pairing.explain,
 )
 
-#: Kinds that explain why the destination at completion is not what the source held.
-WIRE_KINDS: tuple[Classifier, ...] = (
-    failed_transfer_used.explain,
-    source_overwritten.explain,
-    layout_permuted.explain,
-    component_late.explain,
-    completion_early.explain,
-    lost_on_wire.explain,
-)
-
 #: Kinds that a store or copy of the page's own side shows, by where it landed.
 LOCAL_KINDS: tuple[Classifier, ...] = (
     padding_row_written.explain,
     speculative_row_misuse.explain,
     moved_as_pages.explain,
     stride_at_store.hit,
+)
+
+#: Kinds that explain why the destination at completion is not what the source held.
+WIRE_KINDS: tuple[Classifier, ...] = (
+    *LOCAL_KINDS,
+    local_clear.recorded,
+    failed_transfer_used.explain,
+    source_overwritten.explain,
+    layout_permuted.explain,
+    wrong_layer_pairing.explain,
+    component_late.explain,
+    completion_early.explain,
+    lost_on_wire.explain,
 )
 
 #: Kinds that explain a page which changed after it had arrived.
@@ -118,12 +121,23 @@ def _source(case: Case, evidence: Evidence) -> Iterator[Explanation]:
     if bad.any():
         seen = "SE" if case.has("SE") and (bad & ~case.same("SE", "ST")).any() else "SE+"
         yield _unclassified(
-            bad, "source", "ST", seen, "the source at the send differs from its finished store"
+            case,
+            evidence,
+            bad,
+            "source",
+            "ST",
+            seen,
+            "the source at the send differs from its finished store",
         )
 
 
 def _wire(case: Case, evidence: Evidence) -> Iterator[Explanation]:
-    first = (freed_page_referenced.explain, sent_before_written.torn, late_foreign_write.explain)
+    first = (
+        freed_page_referenced.explain,
+        sent_before_written.torn,
+        late_foreign_write.explain,
+        sent_before_written.late_look,
+    )
     descriptors = DESCRIPTOR_KINDS if case.delivery == "wrong" else ()
     bad = yield from _ask((*first, *descriptors, *WIRE_KINDS), case, evidence, case.wire_bad, "RC")
     if bad.any():
@@ -134,7 +148,7 @@ def _wire(case: Case, evidence: Evidence) -> Iterator[Explanation]:
             if stage == "descriptor"
             else "the destination at completion differs from the source"
         )
-        yield _unclassified(bad, stage, source, "RC", why)
+        yield _unclassified(case, evidence, bad, stage, source, "RC", why)
 
 
 def _destination(case: Case, evidence: Evidence) -> Iterator[Explanation]:
@@ -164,11 +178,17 @@ def _destination(case: Case, evidence: Evidence) -> Iterator[Explanation]:
                     "wire",
                     "the page differs from its source at the read; RC is missing",
                 )
-            yield _unclassified(bad, where, expected, stage, why)
+            yield _unclassified(case, evidence, bad, where, expected, stage, why)
 
 
-def _unclassified(bad: Bool, stage: str, expected: str, observed: str, why: str) -> Explanation:
+def _unclassified(
+    case: Case, evidence: Evidence, bad: Bool, stage: str, expected: str, observed: str, why: str
+) -> Explanation:
     values, scales = halves(bad)
+    lines = [why, f"values of {span(values)}, scales of {span(scales)}"]
+    donor = evidence.donors.best(case, observed, bad) if evidence.donors is not None else None
+    if evidence.donors is not None and donor is not None:
+        lines.append(evidence.donors.words(case, donor))
     return Explanation(
         code="unclassified",
         stage=stage,
@@ -176,6 +196,6 @@ def _unclassified(bad: Bool, stage: str, expected: str, observed: str, why: str)
         explained=bad,
         expected=expected,
         observed=observed,
-        evidence=(why, f"values of {span(values)}, scales of {span(scales)}"),
+        evidence=tuple(lines),
         at_source=stage == "source",
     )

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from capture_hooks.layouts import Layout
 from replay.descriptors import DescriptorMap
+from replay.donors import Donors
 from replay.local_writes import LocalWrites
 from replay.siblings import Siblings
 from replay.timeline import Timeline
@@ -136,6 +137,7 @@ class Evidence:
         default_factory=dict
     )  #: process -> what its hooks cover whole
     siblings: Siblings | None = None  #: once the ladder has been climbed
+    donors: Donors | None = None  #: likewise
     local: LocalWrites = field(init=False)
 
     def __post_init__(self) -> None:

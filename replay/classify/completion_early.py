@@ -52,6 +52,8 @@ def explain(case: Case, evidence: Evidence, bad: Bool, stage: str) -> Explanatio
         healed = healed | (bad & case.same("RC", "RC-"))
     if not healed.any():
         return None
+    if not halves(healed)[0].any() and int(healed.sum()) <= TORN_UNITS and bool((healed != bad).any()):
+        return None  # scales repeat: a few of them alone, among rows that never came, are right by chance
     old = case.same("RC", "RC-") if case.has("RC-") else np.zeros(len(bad), bool)
     torn = healed & ~old
     old_known = case.has("RC-") and int(torn.sum()) <= TORN_UNITS

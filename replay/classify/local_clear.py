@@ -50,8 +50,8 @@ def explain(case: Case, evidence: Evidence, bad: Bool, stage: str) -> Explanatio
     place = place_of(case, stage)
     if place is None or place.at_source:
         return None
-    cleared = _cleared(case, bad, stage, place.earlier)
-    stale = bad & case.same(stage, "RC-") if case.has("RC-") else np.zeros(len(bad), bool)
+    cleared = _cleared(case, bad, stage, place.expected)
+    stale = bad & case.same(stage, "RC-") if case.has("RC-") and stage != "RC" else np.zeros(len(bad), bool)
     zero = int(halves(cleared)[0].sum()) >= int(halves(stale)[0].sum())
     explained = cleared if zero else stale
     values, scales = halves(explained)
@@ -70,7 +70,7 @@ def explain(case: Case, evidence: Evidence, bad: Bool, stage: str) -> Explanatio
     run = _zero_run(case, evidence, place, stage) if zero else ""
     what = "zeros" if zero else "what the page held before the transfer"
     lines = [
-        f"values of {span(values)} and scales of {span(scales)} were right at {place.earlier} and hold {what} "
+        f"values of {span(values)} and scales of {span(scales)} were right at {place.expected} and hold {what} "
         f"at {stage}",
         *((run,) if run else ()),
     ]
@@ -85,7 +85,7 @@ def explain(case: Case, evidence: Evidence, bad: Bool, stage: str) -> Explanatio
         stage="destination",
         confidence="certain" if sure else "likely",
         explained=explained,
-        expected=place.earlier,
+        expected=place.expected,
         observed=stage,
         evidence=tuple(lines),
         rule="cleared after arrival" if zero else "its earlier content came back",
@@ -93,6 +93,17 @@ def explain(case: Case, evidence: Evidence, bad: Bool, stage: str) -> Explanatio
             "F14", "the bytes are no foreign source page's, and no transfer in flight names the page"
         ),
     )
+
+
+def recorded(case: Case, evidence: Evidence, bad: Bool, stage: str) -> Explanation | None:
+    """As :func:`explain` for a page that was cleared before anybody saw it right: only where the clear was recorded."""
+    place = place_of(case, stage)
+    if place is None or place.at_source:
+        return None
+    cleared = _cleared(case, bad, stage, place.expected)
+    if not halves(cleared)[0].any() or _clear_record(case, evidence, place, cleared) is None:
+        return None
+    return explain(case, evidence, bad, stage)
 
 
 @lru_cache(maxsize=16)

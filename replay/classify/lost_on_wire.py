@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from replay.bisect import Case
+from replay.classify import sent_before_written
 from replay.classify.base import Evidence, Explanation, Kind, claims, halves, span
 from replay.verdict import Confidence, RunnerUp
 
@@ -18,7 +19,10 @@ Bool = npt.NDArray[np.bool_]
 KIND = Kind(
     code="F31",
     shows="a stable source, right descriptors, RC and LT alike wrong",
-    certain="no other transfer names the page; sends, stores and announcements all recorded",
+    certain=(
+        "no other transfer names the page; the store had ended before the post; sends, stores and announcements all "
+        "recorded"
+    ),
     best=claims(digest="certain", pages="certain"),
     rivals=(
         ("F09", "the later look shows the same wrong bytes: nothing arrived late"),
@@ -36,13 +40,26 @@ def explain(case: Case, evidence: Evidence, bad: Bool, stage: str) -> Explanatio
         return None
     pieces = evidence.descriptors.pieces
     touching = evidence.descriptors.touching(case.buffer.number, case.page)
+    snaps, sent = case.timeline.snapshots, case.rows["SE"]
+    mine = touching[pieces.request[touching] == case.request]
+    own = (pieces.source[mine] == int(snaps.buffer[sent])) & (
+        pieces.source_page[mine] == int(snaps.page[sent])
+    )
+    if not own.all():
+        return None  # something else of the request is brought to the page as well
     if (pieces.request[touching] != case.request).any() and _others_may_write(case, evidence):
         return None  # another request's transfer names the page: it may have written it
     if not _over_before(case, evidence):
         return None  # the transfer may still have been on its way
     writers = evidence.covers(case.process, "store", "receive") and _sends_covered(case, evidence)
-    confidence: Confidence = "certain" if writers else "likely"
     values, scales = halves(stable)
+    if not sent_before_written.store_was_over(case, evidence) and bool((values | ~scales).all()):
+        # Whole rows, and nothing says that they were written at the post: the looks at the source may have come late.
+        send = sent_before_written.send_of(case, evidence)
+        if send >= 0 and int(evidence.descriptors.sends["written"][send]) == 0:
+            return None
+        writers = False
+    confidence: Confidence = "certain" if writers else "likely"
     old = " (the page's old bytes)" if case.has("RC-") and case.same("RC", "RC-")[stable].all() else ""
     return Explanation(
         code="F31",

@@ -48,7 +48,7 @@ def explain(case: Case, evidence: Evidence, bad: Bool, stage: str) -> Explanatio
             stage="store",
             confidence="certain" if sure else "likely",
             explained=explained,
-            expected=place.earlier,
+            expected=place.expected,
             observed=stage,
             evidence=(
                 f"a move of {len(table.ragged('ids')[write.row])} rows was given {length} bytes each, {stride} bytes "

@@ -54,7 +54,7 @@ def explain(case: Case, evidence: Evidence, bad: Bool, stage: str) -> Explanatio
             stage="store",
             confidence="certain" if sure else "likely",
             explained=explained,
-            expected=place.earlier,
+            expected=place.expected,
             observed=stage,
             evidence=(
                 f"{span(values)} of page {place.page} changed after {place.earlier}; the other rows did not",

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from replay.bisect import Case
 from replay.classify.base import TORN_UNITS, Evidence, Explanation, Kind, claims, halves, span
+from replay.units import units_of
 from replay.verdict import Confidence, RunnerUp
 
 Bool = npt.NDArray[np.bool_]
@@ -43,7 +44,7 @@ def explain(case: Case, evidence: Evidence, bad: Bool, stage: str) -> Explanatio
         return None
     order = case.timeline.order
     sent, stored = case.moment("SE"), case.moment("ST")
-    send = _send(case, evidence)
+    send = send_of(case, evidence)
     asked = int(evidence.descriptors.sends["written"][send]) if send >= 0 else -1
     awaited = int(evidence.descriptors.sends["awaited"][send]) if send >= 0 else -1
     if order.before(stored, sent) and asked != 0:
@@ -89,7 +90,7 @@ def torn(case: Case, evidence: Evidence, bad: Bool, stage: str) -> Explanation |
         return None
     writing = bad & ~case.same("SE", "ST")
     before, after, seen = case.data("SE"), case.data("ST"), case.data("RC")
-    send = _send(case, evidence)
+    send = send_of(case, evidence)
     asked = int(evidence.descriptors.sends["written"][send]) if send >= 0 else -1
     if before is not None and after is not None and seen is not None:
         if not len(before) == len(after) == len(seen):
@@ -122,7 +123,78 @@ def torn(case: Case, evidence: Evidence, bad: Bool, stage: str) -> Explanation |
     )
 
 
-def _send(case: Case, evidence: Evidence) -> int:
+def late_look(case: Case, evidence: Evidence, bad: Bool, stage: str) -> Explanation | None:
+    """Units of ``bad`` (RC differs from a source that looks finished) that the wire took before the store wrote them.
+
+    The look at the source was asked for before the post and taken after the store had ended: it shows the finished
+    rows. What arrived are the rows that stood in the source page before, in values and scales alike.
+    """
+    if not case.has("SE", "ST", "RC"):
+        return None
+    finished = bad & case.same("SE", "ST")
+    values, scales = halves(finished)
+    send = send_of(case, evidence)
+    if not values.any() or (scales & ~values).any() or send < 0 or store_was_over(case, evidence):
+        return None
+    asked = int(evidence.descriptors.sends["written"][send])
+    before = finished & _stood_before(case)
+    if not halves(before)[0].any() or (
+        asked != 0 and case.has("RC-") and case.same("RC", "RC-")[before].all()
+    ):
+        return None
+    foreign = case.has("RC-") and not bool(case.same("RC", "RC-")[before].all())
+    sender = int(case.timeline.snapshots.process[case.rows["SE"]])
+    sure = (
+        asked == 0 and foreign and bool((before == bad).all()) and evidence.covers(sender, "store", "alloc")
+    )
+    values, scales = halves(before)
+    return Explanation(
+        code="F10",
+        stage="source",
+        confidence="certain" if sure else "likely",
+        explained=before,
+        expected="ST",
+        observed="RC",
+        evidence=(
+            f"values of {span(values)} and scales of {span(scales)} arrived as the source page held them before it",
+            "the look at the source (SE) shows them finished: it was taken after the wire had read them",
+            "asked at the post, the page's last store had not finished"
+            if asked == 0
+            else "nothing orders the store's end before the post",
+        ),
+        runner_up=RunnerUp("F31", "the bytes that arrived are the source's own, from before the store"),
+        at_source=True,
+    )
+
+
+def store_was_over(case: Case, evidence: Evidence) -> bool:
+    """Whether the store of the source page had provably ended before the transfer was posted."""
+    send = send_of(case, evidence)
+    if send < 0 or not case.has("ST"):
+        return False
+    asked = int(evidence.descriptors.sends["written"][send])
+    if asked >= 0:
+        return asked == 1
+    order, posted = case.timeline.order, case.timeline.moment("send", send)
+    return order.before(case.moment("ST"), posted) or order.before(case.moment("ST"), case.moment("SE"))
+
+
+def _stood_before(case: Case) -> Bool:
+    """Units of RC that an earlier look at the source page shows."""
+    snaps, row = case.timeline.snapshots, case.rows["SE"]
+    found = np.zeros(len(case.valid), bool)
+    own = int(snaps.seq[case.rows["ST"]])
+    for name in ("ST", "SE"):
+        looks = snaps.at_place(name, int(snaps.buffer[row]), int(snaps.page[row]))
+        looks = looks[(snaps.seq[looks] < min(own, int(snaps.seq[row]))) & (snaps.content[looks] >= 0)]
+        for look in looks[-2:].tolist():
+            units = units_of(case.timeline, snaps.content[[look]])[0]
+            if len(units) == len(found):
+                found |= case.units["RC"] == units
+    return found
+
+
+def send_of(case: Case, evidence: Evidence) -> int:
     """Row of the send that this case's SE snapshot belongs to, -1 where it cannot be told."""
     transfer = int(case.timeline.snapshots.transfer[case.rows["SE"]])
     process = int(case.timeline.snapshots.process[case.rows["SE"]])

@@ -61,7 +61,7 @@ def explain(case: Case, evidence: Evidence, bad: Bool, stage: str) -> Explanatio
             stage="destination",
             confidence="certain" if proven and bool((explained == bad).all()) else "likely",
             explained=explained,
-            expected=place.earlier,
+            expected=place.expected,
             observed=stage,
             evidence=(
                 f"{span(values)} of page {place.page} changed after {place.earlier}; the prompt has {told} rows",

@@ -1,16 +1,21 @@
 """F30: the store wrote other bytes than its own inputs give.
 
 Signature: the page after the store holds, in the slots that the store named, codes or scales which no right kernel can
-have made of the recorded inputs. Told apart from rows that were never written (they still hold what was there before)
-and from rows that landed in each other's slots (they are right for another row's inputs).
+have made of the recorded inputs.
+
+Chosen over F20, where the rows were never written here (they still hold what was there before) and lie where a wrong
+stride leads; over F23, where a padding row of another batch came after; over rows that landed in each other's slots
+(they are right for another row's inputs) and pages that are right in another layout, which stay unclassified.
 """
 
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 
-from replay.classify import rows_at_multiple
+from replay.classify import padding_row_written, rows_at_multiple
 from replay.classify.base import Evidence, Kind, claims, span
+from replay.classify.page_layouts import hypotheses
 from replay.findings import PageEvidence, kind_name
 from replay.kernels.reference import StoreCheck, check_store
 from replay.ranges import byte_ranges, ranges
@@ -18,6 +23,8 @@ from replay.recorded import StoreCase
 from replay.timeline import Timeline
 from replay.verdict import Confidence, PageFinding
 from replay.words import counted, verb
+
+I64 = npt.NDArray[np.int64]
 
 KIND = Kind(
     code="F30",
@@ -31,6 +38,9 @@ KIND = Kind(
         ("F20", "the rows are not right for another row's inputs"),
     ),
 )
+
+#: Part of a row's codes that may be wrong for the row to be the store's own for certain, where nobody saw it before.
+MOSTLY_RIGHT = 0.5
 
 #: Wrong rows whose bytes are tried against every other row's inputs.
 TRIED_ROWS = 4
@@ -49,22 +59,9 @@ def explain(timeline: Timeline, evidence: Evidence, case: StoreCase, check: Stor
         scales[case.rows[check.wrong_scales.any(axis=1)]] = True
     values = np.zeros(layout.rows, bool)
     values[case.rows[check.wrong_codes.any(axis=1)]] = True
-    rule, code = None, "F30"
-    if case.kernel:
-        unwritten = not layout.values(case.data[None])[0][case.rows[wrong]].any()
-    else:
-        unwritten = _unwritten(timeline, case, wrong)
-    factor = rows_at_multiple.factor(timeline, case, wrong)
-    if factor:
-        code, rule = "F20", f"the rows of page p lie at page {factor} * p"
-    elif unwritten:
-        code, rule = "unclassified", "the rows still hold what was there before the store"
-    else:
-        other = _other_row(case, wrong)
-        if other is not None:
-            code, rule = "unclassified", f"row {other[0]} holds what row {other[1]}'s inputs give"
+    code, rule, known = _cause(timeline, evidence, case, check, wrong)
     seen = bool(case.kernel) or (ordered and evidence.covers(case.process, "store", "alloc"))
-    sure = seen and code in ("F30", "F20")
+    sure = seen and known
     confidence: Confidence = "certain" if sure else "likely"
     spans, _ = byte_ranges(layout, values, scales)
     position = timeline.trace.table("store").array("positions", case.store)
@@ -112,8 +109,59 @@ def _reproduced(others: int) -> tuple[str, ...]:
     return (f"{counted(others, 'other row')} of this store in the page {are} reproduced",)
 
 
-def _unwritten(timeline: Timeline, case: StoreCase, wrong: np.ndarray) -> bool:
-    """Whether the wrong rows are equal to an earlier look at the page, by digest."""
+def _cause(
+    timeline: Timeline, evidence: Evidence, case: StoreCase, check: StoreCheck, wrong: I64
+) -> tuple[str, str | None, bool]:
+    """(code, rule, whether it is known that nothing else explains the rows)."""
+    old = _old(timeline, case, wrong)
+    if case.kernel:
+        old = not case.layout.values(case.data[None])[0][case.rows[wrong]].any()
+    elif case.store in evidence.local.strided.tolist():
+        stride = int(timeline.trace.table("store")["stride"][case.store])
+        return "F20", f"page p was written at byte p * {stride}", True
+    elif _padded(timeline, evidence, case, wrong):
+        return "F23", "a padding row was written", True
+    factor = rows_at_multiple.factor(timeline, case, wrong)
+    if factor:
+        return "F20", f"the rows of page p lie at page {factor} * p", True
+    if old:
+        return "unclassified", "the rows still hold what was there before the store", False
+    other = _other_row(case, wrong)
+    if other is not None:
+        return "unclassified", f"row {other[0]} holds what row {other[1]}'s inputs give", False
+    for name, permutation in hypotheses(case.layout):
+        again = case.data[permutation][None]
+        there = check_store(
+            case.layout,
+            case.inputs,
+            case.layout.values(again)[0][case.rows],
+            case.layout.scales(again)[0][case.rows],
+        )
+        if bool(there.reproduced.all()):
+            return "unclassified", f"the page is reproduced when it is {name}", False
+    if old is None and not case.kernel:
+        # What stood there before is not known: only rows that are the store's own in large part are not old.
+        codes = check.wrong_codes[wrong].mean(axis=1) if check.wrong_codes.size else np.ones(len(wrong))
+        return "F30", None, bool((codes < MOSTLY_RIGHT).all())
+    return "F30", None, True
+
+
+def _padded(timeline: Timeline, evidence: Evidence, case: StoreCase, wrong: I64) -> bool:
+    """Whether padding rows were stored to exactly the wrong rows, no later than the page was looked at."""
+    seen = timeline.snapshots.moment_of(case.snapshot)
+    rows: set[int] = set()
+    for write, _ in evidence.local.between(
+        case.buffer, case.page, timeline.moment("store", case.store), seen
+    ):
+        rows |= set(padding_row_written.padding_rows(timeline, write, case.page).tolist())
+    return set(case.rows[wrong].tolist()) <= rows
+
+
+def _old(timeline: Timeline, case: StoreCase, wrong: I64) -> bool | None:
+    """Whether the wrong rows are those of the last look before the store, by digest, or were never used (zeros).
+
+    None where no such look was taken and they are not zero.
+    """
     snaps, contents = timeline.snapshots, timeline.trace.contents
     store_seq = int(timeline.trace.table("store")["begin_seq"][case.store])
     earlier = np.concatenate(
@@ -122,8 +170,7 @@ def _unwritten(timeline: Timeline, case: StoreCase, wrong: np.ndarray) -> bool:
     earlier = earlier[(snaps.seq[earlier] <= store_seq) & (snaps.content[earlier] >= 0)]
     rows = case.rows[wrong]
     if not len(earlier):
-        # Nobody has looked at the page before: memory that was never written holds zeros.
-        return not case.layout.values(case.data[None])[0][rows].any()
+        return True if not case.layout.values(case.data[None])[0][rows].any() else None
     now = contents.row_values(snaps.content[[case.snapshot]])[0][rows]
     last = earlier[np.argsort(snaps.seq[earlier])[-1:]]
     before = contents.row_values(snaps.content[last])[0][rows]

@@ -25,20 +25,26 @@ class Place:
     process: int
     buffer: int
     page: int
-    earlier: str
+    earlier: str  #: the look from before the change
+    expected: str  #: the look that shows what should be there
     begin: Moment
     end: Moment
     at_source: bool
 
 
 def place_of(case: Case, stage: str) -> Place | None:
-    """Where and since when the page of ``stage`` differs: since ST at the source, since RC at the destination.
+    """Where and since when the page of ``stage`` differs: since ST at the source, since RC at the destination, and for
+    RC itself since the look before the transfer.
 
     None where there is no look from before the change, or the look is proven to be the older one.
     """
     snaps = case.timeline.snapshots
     at_source = stage in ("SE", "SE+")
     earlier = "ST" if at_source else next((name for name in ("RC", "OWN", "ST") if case.has(name)), "")
+    expected = earlier
+    if stage == "RC":
+        earlier = "RC-"
+        expected = next((name for name in ("SE+", "SE", "ST") if case.has(name)), "RC-")
     if stage not in case.rows or earlier not in case.rows:
         return None
     row, before = case.rows[stage], case.rows[earlier]
@@ -53,6 +59,7 @@ def place_of(case: Case, stage: str) -> Place | None:
         buffer,
         page,
         earlier,
+        expected,
         snaps.moment_of(before),
         snaps.moment_of(row),
         at_source,

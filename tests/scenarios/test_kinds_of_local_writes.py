@@ -360,3 +360,49 @@ def test_f20_a_store_with_twice_the_stride_hits_another_page(
     assert (page.logical, page.physical, page.value_rows) == (1, 6, ((60, 60),))
     assert finding.request.aliases == (7005,)
     assert "16896" in " ".join(finding.evidence)
+
+
+@KEEPS
+@pytest.mark.parametrize("used", [False, True])
+def test_f20_a_store_with_twice_the_stride_leaves_its_own_pages_old(
+    tmp_path: Path, keep: Any, used: bool
+) -> None:
+    """Rows of pages 3 and 5 go to pages 6 and 10; ``used``: another request had lived on 3 and 5."""
+    scene = Scene(tmp_path, keep=keep)
+    job = Job(7000, 0, 128, [3, 5], [5, 6])
+    if used:
+        scene.earlier(job.prefill, job.decode)
+    scene.start(job)
+    scene.announce(job)
+    p = scene.prefill
+    step = scene.step()
+    slots = np.concatenate([np.arange(64) + page * 64 for page in job.prefill])
+    landing = np.concatenate([np.arange(64) + 2 * page * 64 for page in job.prefill])
+    p.write_rows(0, landing, *pattern.rows(0, 0, np.arange(128)))
+    scene.tell_store(p, job, 0, slots, step, stride=2 * PAGE)
+    scene.seen_stored(p, job, 0, 128, step)
+    scene.send(job)
+    scene.arrive(job)
+    (finding,) = expect(looked(scene, job), "F20", "wrong-stride", "store", room=7000, role="prefill")
+    assert [(page.logical, page.physical, page.value_rows) for page in finding.pages] == [
+        (0, 3, ((0, 63),)),
+        (1, 5, ((0, 63),)),
+    ]
+
+
+@KEEPS
+def test_f23_a_padding_row_may_come_between_landing_and_completion(tmp_path: Path, keep: Any) -> None:
+    scene = Scene(tmp_path, keep=keep)
+    job = ours()
+    scene.earlier(job.prefill, job.decode)
+    scene.start(job)
+    scene.announce(job)
+    scene.store(job, 0, job.rows)
+    transfer = scene.post(job)
+    scene.land(transfer)
+    padded(scene.decode, 0, [6 * 64 + 63], 5)
+    scene.done(transfer)
+    scene.arrive(job)
+    (finding,) = expect(looked(scene, job), "F23", "padding-row-written", "store", room=7000, role="decode")
+    (page,) = finding.pages
+    assert (page.logical, page.value_rows, page.scale_rows) == (1, ((63, 63),), ((63, 63),))

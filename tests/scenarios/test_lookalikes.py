@@ -461,3 +461,56 @@ def test_a_page_that_changed_is_no_fault_of_a_later_short_transfer_to_it(tmp_pat
     found = {(finding.request.room, finding.code, finding.stage) for finding in verdict.findings}
     assert {(code, stage) for room, code, stage in found if room == 7000} == {("unclassified", "destination")}
     assert {stage for room, _, stage in found if room == 7001} == {"descriptor"}
+
+
+def test_m6_two_runs_of_one_request_may_give_other_logits(tmp_path: Path) -> None:
+    """Logits of the two reads differ in their last bits, each within its bound; neither is held against the other."""
+    scene = Scene(tmp_path)
+    for room in (7000, 7001):
+        ours = scene.healthy(Job(room, 0, 100, [21, 22], [5, 6]))
+
+        def nudge(read: dict[str, Any], room: int = room) -> None:
+            read["logits"] *= np.float32(1 + (room - 7000) * 2e-7)
+
+        scene.read(ours, logits=True, change=nudge)
+        scene.finish(ours)
+    verdict = verdict_of(scene)
+    expect_clean(verdict)
+    assert "read-kernel" in verdict.cleared
+
+
+@KEEPS
+def test_m9_a_metadata_slot_that_was_given_back_keeps_its_old_id(tmp_path: Path, keep: Any) -> None:
+    scene = Scene(tmp_path, keep=keep)
+    d = scene.decode
+    for room in (7000, 7001):
+        ours = Job(room, room - 7000, 64, [21], [5])
+        d.emit("metadata", moment="given", room=room, slot=3, holds=room - 1)
+        scene.healthy(ours, reads=0)
+        d.emit("metadata", moment="read", room=room, slot=3, holds=room)
+        scene.read(ours)
+        d.emit("metadata", moment="freed", room=room, slot=3, holds=room)
+        scene.finish(ours)
+    expect_clean(verdict_of(scene))
+
+
+@KEEPS
+def test_m10_a_reused_prefix_may_hold_other_bytes_than_a_computation_anew(tmp_path: Path, keep: Any) -> None:
+    """Two requests have the same prompt; the second was computed anew, in another batch, and its rows differ.
+
+    Each request's pages are compared with its own store alone: another reply to the same prompt proves nothing.
+    """
+    scene = Scene(tmp_path, keep=keep)
+    scene.healthy(Job(7000, 0, 128, [21, 22], [5, 6]))
+    again = Job(7001, 0, 128, [23, 24], [7, 8])
+    scene.start(again)
+    scene.announce(again)
+    scene.store(again, 0, 128)
+    p = scene.prefill
+    p.memory[0][23:25, ::97] ^= 1
+    p.snapshot("ST", "", again, [0, 1], [23, 24], rows=128)
+    scene.send(again)
+    scene.arrive(again)
+    scene.look("LT", again)
+    scene.read(again)
+    expect_clean(verdict_of(scene))

@@ -1,7 +1,4 @@
-"""Faults of kinds that a judge may not know yet: they are named rightly or left unclassified at their stage.
-
-A difference that fits no known kind is `unclassified`. That is a right answer; a wrong kind is not.
-"""
+"""Faults of kinds that have no file of their own."""
 
 from __future__ import annotations
 
@@ -12,7 +9,6 @@ import numpy as np
 import pytest
 
 from replay.verdict import Verdict
-from tests.scenarios import pattern
 from tests.scenarios.outcome import verdict_of
 from tests.scenarios.scene import Job, Scene
 
@@ -38,7 +34,7 @@ def after_arrival(scene: Scene, job: Job) -> None:
     scene.read(job)
 
 
-def expect_named_or_unclassified(
+def expect_named(
     verdict: Verdict,
     code: str,
     *stages: str,
@@ -48,7 +44,7 @@ def expect_named_or_unclassified(
 ) -> None:
     assert verdict.verdict == "divergent"
     for finding in verdict.findings:
-        assert finding.code in (code, "unclassified"), (finding.code, finding.stage, finding.evidence)
+        assert finding.code == code, (finding.code, finding.stage, finding.evidence)
         assert finding.stage in stages, (finding.code, finding.stage, finding.evidence)
         assert finding.request.room == room
     assert tuple(sorted(finding.layer for finding in verdict.findings)) == layers
@@ -58,45 +54,12 @@ def expect_named_or_unclassified(
 
 
 @KEEPS
-def test_f01_a_layer_that_no_descriptor_covers(tmp_path: Path, keep: Any) -> None:
-    """S4: eight layers, the send list has 0 to 6; layer 7's destination pages were never used."""
-    scene = Scene(tmp_path, layers=range(8), keep=keep)
-    job = ours()
-    scene.start(job)
-    scene.announce(job)
-    scene.store(job, 0, job.rows)
-    scene.send(job, pairs=[(layer, layer) for layer in range(7)])
-    after_arrival(scene, job)
-    assert not scene.decode.memory[7].any()
-    verdict = verdict_of(scene)
-    expect_named_or_unclassified(verdict, "F01", "descriptor", layers=(7,), pages=(0, 1, 2))
-
-
-@KEEPS
-def test_f02_a_list_of_one_page_where_three_are_announced(tmp_path: Path, keep: Any) -> None:
-    """S10: 129 tokens are three pages; only the first is sent."""
-    scene = Scene(tmp_path, keep=keep)
-    scene.earlier([21, 22, 23], [5, 6, 7])
-    job = Job(7000, 0, 129, [21, 22, 23], [5, 6, 7])
-    scene.start(job)
-    scene.announce(job)
-    scene.store(job, 0, 129)
-    scene.send(job, [0])
-    after_arrival(scene, job)
-    verdict = verdict_of(scene)
-    expect_named_or_unclassified(verdict, "F02", "descriptor", pages=(1, 2))
-    (finding,) = verdict.findings
-    assert finding.pages[1].value_rows == ((0, 0),)
-    assert finding.pages[1].bytes_differing == (127 if keep == "bytes" else None)
-
-
-@KEEPS
 def test_f04_the_sender_uses_its_own_page_ids(tmp_path: Path, keep: Any) -> None:
     scene = Scene(tmp_path, keep=keep)
     job = up_to_the_post(scene)
     scene.send(job, destination=[21, 22, 23])
     after_arrival(scene, job)
-    expect_named_or_unclassified(verdict_of(scene), "F04", "descriptor", pages=(0, 1, 2))
+    expect_named(verdict_of(scene), "F04", "descriptor", pages=(0, 1, 2))
 
 
 @KEEPS
@@ -107,8 +70,7 @@ def test_f05_layers_are_paired_by_position(tmp_path: Path, keep: Any) -> None:
     scene.send(job, pairs=[(2, 0), (3, 1)])
     after_arrival(scene, job)
     verdict = verdict_of(scene)
-    assert {f.code for f in verdict.findings} <= {"F01", "F05", "unclassified"}
-    assert {f.stage for f in verdict.findings} == {"descriptor"}
+    assert {(f.code, f.stage, f.confidence) for f in verdict.findings} == {("F05", "descriptor", "certain")}
     assert sorted(f.layer for f in verdict.findings) == [0, 1, 2, 3]
 
 
@@ -129,7 +91,7 @@ def test_f11_the_source_is_given_away_before_the_transfer_is_over(tmp_path: Path
     scene.send(thief)
     scene.arrive(thief)
     scene.read(thief)
-    expect_named_or_unclassified(verdict_of(scene), "F11", "source", pages=(1,))
+    expect_named(verdict_of(scene), "F11", "source", pages=(1,))
 
 
 @KEEPS
@@ -141,35 +103,7 @@ def test_f13_a_transfer_that_failed_is_used(tmp_path: Path, keep: Any) -> None:
         "transfer_state", state="error", transfer=transfer.transfer, room=job.room, agent=scene.prefill.agent
     )
     after_arrival(scene, job)
-    expect_named_or_unclassified(verdict_of(scene), "F13", "wire", pages=(0, 1, 2))
-
-
-@KEEPS
-def test_f15_a_page_is_cleared_after_arrival(tmp_path: Path, keep: Any) -> None:
-    scene = Scene(tmp_path, keep=keep)
-    job = up_to_the_post(scene)
-    scene.send(job)
-    scene.arrive(job)
-    scene.decode.memory[0][6] = 0
-    scene.look("LT", job)
-    scene.read(job)
-    expect_named_or_unclassified(verdict_of(scene), "F15", "destination", pages=(1,))
-
-
-@KEEPS
-def test_f15_the_old_content_comes_back_after_arrival(tmp_path: Path, keep: Any) -> None:
-    """A stale copy of the earlier request's page is restored over the new one: nobody's write is in flight."""
-    scene = Scene(tmp_path, keep=keep)
-    job = up_to_the_post(scene)
-    old = scene.decode.memory[0][6].copy()
-    scene.send(job)
-    scene.arrive(job)
-    scene.decode.memory[0][6] = old
-    scene.look("LT", job)
-    scene.read(job)
-    verdict = verdict_of(scene)
-    assert {f.code for f in verdict.findings} <= {"F15", "F16", "unclassified"}
-    expect_named_or_unclassified(verdict, verdict.findings[0].code, "destination", pages=(1,))
+    expect_named(verdict_of(scene), "F13", "wire", pages=(0, 1, 2))
 
 
 @KEEPS
@@ -187,25 +121,6 @@ def test_f19_a_read_that_is_too_long_or_too_short(tmp_path: Path, keep: Any, row
         assert (finding.code, finding.stage) in {("F19", "table"), ("unclassified", "table")}
 
 
-@KEEPS
-def test_f23_a_padding_row_is_written_into_an_owned_page(tmp_path: Path, keep: Any) -> None:
-    scene = Scene(tmp_path, keep=keep)
-    job = up_to_the_post(scene)
-    scene.send(job)
-    scene.arrive(job)
-    d = scene.decode
-    slot = np.array([6 * 64 + 63])
-    d.write_rows(0, slot, *pattern.rows(8, 0, [5]))
-    d.emit("store", room=-1, buffer=d.buffer(0), slots=slot, positions=[0], logical_rows=[-1])
-    scene.look("LT", job)
-    scene.read(job)
-    verdict = verdict_of(scene)
-    assert {f.code for f in verdict.findings} <= {"F15", "F23", "unclassified"}
-    (finding,) = verdict.findings
-    (page,) = finding.pages
-    assert (page.logical, page.value_rows) == (1, ((63, 63),))
-
-
 def test_f26_invalid_entries_within_the_first_k(tmp_path: Path) -> None:
     scene = Scene(tmp_path)
     job = up_to_the_post(scene)
@@ -213,7 +128,7 @@ def test_f26_invalid_entries_within_the_first_k(tmp_path: Path) -> None:
     after_arrival(scene, job)
     scene.read(job, logits=True, change=lambda read: read["top_k"].__setitem__(slice(100, 192), -1))
     verdict = verdict_of(scene)
-    expect_named_or_unclassified(verdict, "F26", "top-k")
+    expect_named(verdict, "F26", "top-k")
     assert "read-kernel" in verdict.cleared
 
 
@@ -229,7 +144,7 @@ def test_f27_a_valid_top_k_that_is_not_the_best(tmp_path: Path) -> None:
 
     scene.read(job, logits=True, change=worst)
     verdict = verdict_of(scene)
-    expect_named_or_unclassified(verdict, "F27", "top-k")
+    expect_named(verdict, "F27", "top-k")
     assert "read-kernel" in verdict.cleared
 
 

@@ -1,0 +1,122 @@
+"""S4, S8 and S10: what the descriptors leave out, or bring to the wrong place."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from replay.verdict import Donor
+from tests.scenarios import pattern
+from tests.scenarios.outcome import expect, page_finding, verdict_of
+from tests.scenarios.scene import Job, Scene
+
+KEEPS = pytest.mark.parametrize("keep", ["bytes", "digests"])
+SCALES = pytest.mark.parametrize("scales", pattern.SCALES)
+
+
+def ours(rows: int = 192) -> Job:
+    return Job(7000, 0, rows, [21, 22, 23], [5, 6, 7])
+
+
+def up_to_the_post(scene: Scene, job: Job) -> None:
+    scene.start(job)
+    scene.announce(job)
+    scene.store(job, 0, job.rows)
+
+
+def after_arrival(scene: Scene, job: Job) -> None:
+    scene.arrive(job)
+    scene.look("LT", job)
+    scene.read(job)
+
+
+def never_used(layer: int, k: int, scales: pattern.Scales, keep: str) -> Any:
+    right = pattern.page(0, layer, k, scales=scales)
+    return page_finding(k, 5 + k, np.zeros_like(right), right, keep=keep)
+
+
+def test_s4_72_zero_bytes_agree_by_chance_in_the_first_page() -> None:
+    assert never_used(7, 0, "standard", "bytes").bytes_differing == 8_376
+
+
+@KEEPS
+@SCALES
+def test_s4_a_draft_layer_that_is_not_in_the_list_is_a_missing_buffer(
+    tmp_path: Path, scales: pattern.Scales, keep: Any
+) -> None:
+    """Eight layers; the send list has 0 to 6, and layer 7's destination pages were never used."""
+    scene, job = Scene(tmp_path, layers=range(8), scales=scales, keep=keep), ours()
+    up_to_the_post(scene, job)
+    scene.send(job, pairs=[(layer, layer) for layer in range(7)])
+    after_arrival(scene, job)
+    wanted = [never_used(7, k, scales, keep) for k in range(3)]
+    (finding,) = expect(
+        verdict_of(scene), "F01", "buffer-missing", "descriptor", room=7000, layers=(7,), pages=wanted
+    )
+    assert any("no descriptor" in line for line in finding.evidence)
+
+
+@KEEPS
+@SCALES
+def test_s8_the_second_stage_pairs_its_layers_by_position(
+    tmp_path: Path, scales: pattern.Scales, keep: Any
+) -> None:
+    """Layers 0 to 3 are sent rightly; then layers 4 to 7 are sent into 0 to 3, and 4 to 7 keep their old bytes."""
+    scene, job = Scene(tmp_path, layers=range(8), scales=scales, keep=keep), ours()
+    scene.earlier([21, 22, 23], [5, 6, 7])
+    up_to_the_post(scene, job)
+    scene.send(job, pairs=[(layer, layer) for layer in range(4)], chunk=0, last=False)
+    scene.send(job, pairs=[(layer + 4, layer) for layer in range(4)], chunk=0)
+    after_arrival(scene, job)
+    verdict = verdict_of(scene)
+    found = expect(verdict, "F05", "wrong-layer-pairing", "descriptor", room=7000, layers=range(8))
+    for finding in found:
+        layer = finding.layer
+        assert finding.rule == "layer L holds the sender's layer L+4"
+        for page, k in zip(finding.pages, range(3), strict=True):
+            right = pattern.page(0, layer, k, scales=scales)
+            seen = pattern.page(0 if layer < 4 else 9, layer + 4 if layer < 4 else layer, k, scales=scales)
+            wanted = page_finding(k, 5 + k, seen, right, keep=keep)
+            assert (page.logical, page.value_rows, page.bytes_differing) == (
+                k,
+                wanted.value_rows,
+                wanted.bytes_differing,
+            )
+            assert page.donor == (Donor(7000, layer + 4, k) if layer < 4 else None)
+            if keep == "bytes" and scales == "standard":
+                assert page.bytes_differing is not None
+                assert page.bytes_differing > 8_170
+
+
+@KEEPS
+@SCALES
+def test_s10_a_list_of_one_page_where_three_are_registered(
+    tmp_path: Path, scales: pattern.Scales, keep: Any
+) -> None:
+    """129 tokens are three pages; one is sent, and of the third only row 0 is valid."""
+    scene, job = Scene(tmp_path, scales=scales, keep=keep), ours(129)
+    scene.earlier([21, 22, 23], [5, 6, 7])
+    up_to_the_post(scene, job)
+    scene.send(job, [0])
+    after_arrival(scene, job)
+    wanted = [
+        page_finding(
+            k,
+            5 + k,
+            pattern.page(9, 0, k, scales=scales),
+            pattern.page(0, 0, k, scales=scales),
+            rows=129 - 64 * k,
+            keep=keep,
+        )
+        for k in (1, 2)
+    ]
+    assert wanted[1].value_rows == ((0, 0),)
+    if keep == "bytes" and scales == "standard":
+        last = pattern.page(9, 0, 2)[:128] != pattern.page(0, 0, 2)[:128]
+        assert int(last.sum()) == 125
+        assert wanted[1].bytes_differing == 125 + 2
+    (finding,) = expect(verdict_of(scene), "F02", "list-too-short", "descriptor", room=7000, pages=wanted)
+    assert any("first 1 pages" in line for line in finding.evidence)
