@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from replay.bisect import Case
 from replay.classify.base import Evidence, Explanation, Kind, claims, halves, span
+from replay.timeline import Timeline
 from replay.units import units_of
 from replay.verdict import Donor, RunnerUp
 
@@ -64,7 +65,7 @@ def explain(case: Case, evidence: Evidence, bad: Bool, stage: str) -> Explanatio
                 units = units_of(timeline, snaps.content[[look]])[0]
                 if len(units) != len(bad):
                     continue
-                explained = bad & (case.units[stage] == units)
+                explained = bad & (case.units[stage] == units) & _meant(timeline, look, units)
                 count = int(halves(explained)[0].sum())
                 if count and (best is None or count > best[0]):
                     best = (count, explained, look, old, new)
@@ -92,4 +93,21 @@ def explain(case: Case, evidence: Evidence, bad: Bool, stage: str) -> Explanatio
         rule="the page was given to another request while it was shared",
         aliases=(rooms[new][0],),
         runner_up=RunnerUp("F14", "the writer owned the page when it wrote"),
+    )
+
+
+def _meant(timeline: Timeline, look: int, units: npt.NDArray[np.uint64]) -> Bool:
+    """Units of a look that are what its request was sent, all where no source of it was seen.
+
+    What is not was wrong for that request already: whoever shares its page rightly sees the same.
+    """
+    snaps = timeline.snapshots
+    source = snaps.where("SE")
+    same = (snaps.request[source] == snaps.request[look]) & (snaps.slot[source] == snaps.slot[look])
+    source = source[same & (snaps.logical[source] == snaps.logical[look]) & (snaps.content[source] >= 0)]
+    if not len(source):
+        return np.ones(len(units), bool)
+    sent = units_of(timeline, snaps.content[source])
+    return (
+        np.asarray((sent == units).any(axis=0)) if sent.shape[1] == len(units) else np.zeros(len(units), bool)
     )
