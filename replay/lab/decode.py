@@ -325,7 +325,8 @@ class DecodeEngine:
         """No step uses the request any more."""
         if sequence.outcome != "abort":
             sequence.outcome = "finish"
-            self._audit_rows("end", sequence)
+        # One whose client went away was read all the same.
+        self._audit_rows("end", sequence)
         self.release(sequence, sequence.outcome)
 
     # -- tests and truth -----------------------------------------------------------------------------------------
