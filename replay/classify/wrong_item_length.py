@@ -42,7 +42,12 @@ def explain(case: Case, evidence: Evidence, bad: Bool, stage: str) -> Explanatio
     source = timeline.buffers[source_buffer]
     size = case.layout.page_bytes
     lengths = descriptors.lengths_to(case.request, case.buffer.address, case.buffer.pitch * case.buffer.pages)
-    wrong = [length for length in lengths if length != size]
+    # Engines join neighbouring pages to one descriptor; what they call an item tells a double length from two pages.
+    told = descriptors.told_lengths(case.request)
+    joined = not told or size in told
+    wrong = [
+        length for length in lengths if length != size and not (joined and length % case.buffer.pitch == 0)
+    ]
     same_format = source.layout == case.layout
     if not wrong and same_format:
         return None
