@@ -49,6 +49,9 @@ def explain(case: Case, evidence: Evidence, bad: Bool, stage: str) -> Explanatio
     allocs = timeline.allocs
     rows = timeline.allocs_of_page(case.process, case.page)
     owners = [row for row in rows if not timeline.shared_alloc[row]]
+    mine = timeline.alloc_row(case.process, case.request, case.page)
+    shared_at = int(allocs.seq[mine]) if mine is not None else 0
+    since = max((int(allocs.seq[row]) for row in owners if int(allocs.seq[row]) < shared_at), default=0)
     best: tuple[int, Bool, int, int, int] | None = None
     for first, then in pairwise(owners):
         old, new = int(allocs.request[first]), int(allocs.request[then])
@@ -56,6 +59,8 @@ def explain(case: Case, evidence: Evidence, bad: Bool, stage: str) -> Explanatio
         if freed is None or new in (case.request, old):
             continue
         given = int(allocs.seq[then])
+        if given < since:
+            continue  # older than the owner of whose page this is a share: what is left of it is no news
         for name in ("RC", "ST", "LT", "RD"):
             looks = snaps.at_place(name, case.buffer.number, case.page)
             looks = looks[

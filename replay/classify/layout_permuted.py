@@ -19,7 +19,7 @@ import numpy.typing as npt
 from replay.bisect import Case
 from replay.classify.base import Evidence, Explanation, Kind, claims, halves, span, unit_mask
 from replay.classify.hypotheses import Hypothesis, Question, of_bytes
-from replay.classify.page_layouts import hypotheses, same_bytes
+from replay.classify.page_layouts import hypotheses, row_orders, same_bytes
 from replay.classify.undelivered import look
 from replay.verdict import RunnerUp
 
@@ -29,6 +29,8 @@ U8 = npt.NDArray[np.uint8]
 
 #: Bytes that must fit only thanks to the permutation: fewer fit by chance.
 ENOUGH_BYTES = 64
+#: Rows that must fit only thanks to their order, where only digests were kept.
+ENOUGH_ROWS = 8
 #: Pages that must fit one unnamed permutation: the more, the fewer bytes look alike in all of them.
 ENOUGH_PAGES = 3
 #: Pages that are compared for it.
@@ -64,7 +66,7 @@ def explain(case: Case, evidence: Evidence, bad: Bool, stage: str) -> Explanatio
     said = _descriptors(case, evidence) if stage == "RC" else None
     if right is None or seen is None or len(right) != len(seen) or len(right) != case.layout.page_bytes:
         if said is None:
-            return None
+            return _rows_moved(case, bad, expected, stage)
         return _told(case, bad & _moved(case, said), bad, said, expected, stage, bytes_fit=None)
     if said is not None and _fits(case, right, seen, said):
         return _told(case, bad & _moved(case, said), bad, said, expected, stage, bytes_fit=True)
@@ -97,7 +99,7 @@ def _told(
         f"values of {span(values)} and scales of {span(scales)}: the page holds its own bytes in another order "
         f"({name or 'one order for all pages, of no layout that was tried'})"
         if bytes_fit
-        else f"the descriptors bring the page's bytes in another order ({name})"
+        else f"values of {span(values)} and scales of {span(scales)} are there in another order ({name})"
     ]
     if bytes_fit:
         lines.append("an order-free checksum of the page is that of its source")
@@ -113,6 +115,21 @@ def _told(
         rule=f"the page is {name}" if name else "one order for all pages",
         runner_up=RunnerUp("F31", "the same bytes are there in another order: none was lost"),
     )
+
+
+def _rows_moved(case: Case, bad: Bool, expected: str, stage: str) -> Explanation | None:
+    """Whole rows in another order: their digests show it without bytes."""
+    if len(case.units[expected]) != len(case.units[stage]):
+        return None
+    rows = case.layout.rows
+    for name, order in row_orders(rows):
+        both = np.concatenate([order, rows + order])
+        judged = case.valid & case.valid[both]
+        moved = case.units[expected][both]
+        enough = halves(judged & (moved != case.units[expected]))[0].sum() >= ENOUGH_ROWS
+        if enough and bool((moved == case.units[stage])[judged].all()):
+            return _told(case, bad, bad, both, expected, stage, bytes_fit=None, name=name)
+    return None
 
 
 def _fits(case: Case, right: U8, seen: U8, permutation: I64) -> bool:

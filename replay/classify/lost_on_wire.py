@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from replay.bisect import Case
 from replay.classify import sent_before_written
-from replay.classify.base import Evidence, Explanation, Kind, claims, halves, span
+from replay.classify.base import Evidence, Explanation, Kind, claims, halves, span, unit_mask
 from replay.verdict import Confidence, RunnerUp
 
 Bool = npt.NDArray[np.bool_]
@@ -29,6 +29,12 @@ KIND = Kind(
         ("F10", "the source was the same before the post and after completion"),
     ),
 )
+
+
+#: Bytes that are neither old nor the source's in what the wire may have altered.
+EDGE_BYTES = 16
+#: Units that the end of a write may cut, so that they are neither old nor the source's as a whole.
+EDGE_UNITS = 2
 
 
 def explain(case: Case, evidence: Evidence, bad: Bool, stage: str) -> Explanation | None:
@@ -49,6 +55,8 @@ def explain(case: Case, evidence: Evidence, bad: Bool, stage: str) -> Explanatio
         return None  # something else of the request is brought to the page as well
     if (pieces.request[touching] != case.request).any() and _others_may_write(case, evidence):
         return None  # another request's transfer names the page: it may have written it
+    if int(_neither(case, stable).sum()) > EDGE_UNITS:
+        return None  # bytes that are neither old nor the source's were not lost: they may be permuted
     if not _over_before(case, evidence):
         return None  # the transfer may still have been on its way
     writers = evidence.covers(case.process, "store", "receive") and _sends_covered(case, evidence)
@@ -84,6 +92,20 @@ def _others_may_write(case: Case, evidence: Evidence) -> bool:
         return True
     begin, end = case.moment("RC-"), case.moment("LT")
     return evidence.descriptors.may_write(case.buffer.number, case.page, begin, end, besides=case.request)
+
+
+def _neither(case: Case, stable: Bool) -> Bool:
+    """Units that hold neither what was there before nor, byte by byte, a part of the source's."""
+    if not case.has("RC-"):
+        return np.zeros(len(stable), bool)
+    other = stable & ~case.same("RC", "RC-")
+    before, source, seen = case.data("RC-"), case.data("SE+"), case.data("RC")
+    if before is None or source is None or seen is None or not len(before) == len(source) == len(seen):
+        return np.asarray(other)
+    mixed = (seen == before) | (seen == source)
+    altered = np.asarray(other & ~unit_mask(case.layout, mixed))
+    # A few altered bytes are an accident of the wire; a whole row of them is not what a loss leaves.
+    return altered if int((~mixed).sum()) <= EDGE_BYTES else np.ones(len(stable), bool)
 
 
 def _over_before(case: Case, evidence: Evidence) -> bool:

@@ -22,6 +22,20 @@ TILE = 16
 HEADS = (2, 4, 8, 16)
 
 
+#: Numbers of groups in which the rows of a page could be dealt out.
+GROUPS = (2, 4, 8, 16, 32)
+
+
+@lru_cache(maxsize=16)
+def row_orders(rows: int) -> tuple[tuple[str, I64], ...]:
+    """(name, order) of layouts that move whole rows, values and scale: a right page *dealt* row by row to groups."""
+    return tuple(
+        (f"dealt to {groups} groups of rows", np.arange(rows).reshape(groups, -1).T.ravel())
+        for groups in GROUPS
+        if rows % groups == 0 and groups < rows
+    )
+
+
 @lru_cache(maxsize=16)
 def hypotheses(layout: Layout) -> tuple[tuple[str, I64], ...]:
     """(name, permutation) of each layout that a page of ``layout`` could be mistaken for.
@@ -62,6 +76,10 @@ def hypotheses(layout: Layout) -> tuple[tuple[str, I64], ...]:
         if layout.value_bytes % (heads * element) == 0:
             split = values.reshape(layout.rows, heads, layout.value_bytes // heads)
             shuffled(f"HND with {heads} heads", split.transpose(1, 0, 2))
+    for name, order in row_orders(layout.rows):
+        moved = np.concatenate([values[order].ravel(), scales[order].ravel()])
+        if not any(np.array_equal(moved, other) for _, other in found):
+            found.append((name, moved))
     by_element = values.reshape(layout.rows, layout.value_bytes // element, element)
     shuffled("dimensions before rows", by_element.transpose(1, 0, 2))
     return tuple(found)
