@@ -244,6 +244,7 @@ class TruncatedCopy(Fault):
         self.parent = Job(self.victim.room + 500, self.victim.room + 500, whole * ROWS + 5)
         self.victim.parent, self.victim.prefix_rows = self.parent, whole * ROWS
         self.victim.rows = whole * ROWS + self.rng.randint(1, 2 * ROWS)
+        self.truth.rooms.add(self.parent.room)  # others may load its pages back as well
         shape.prefill_pages += 2 * whole + 8
         place = self.rng.randint(2, len(crowd) // 2)
         return [*crowd[:place], self.parent, *crowd[place : place + 3], self.victim, *crowd[place + 3 :]]
