@@ -16,11 +16,11 @@ from typing import Any, Literal
 import numpy as np
 
 from capture_hooks.layouts import OPAQUE
-from replay import classify
 from replay.bisect import Case, Ladder, climb
 from replay.bookkeeping import judge_bookkeeping
 from replay.classify import list_too_short, stride_at_store
 from replay.classify.base import Evidence, Explanation
+from replay.classify.dispatch import explain_case
 from replay.classify.registry import NAMED
 from replay.coverage import coverage, taps
 from replay.descriptors import DescriptorMap
@@ -129,7 +129,7 @@ def _byte_rungs(
     for case in ladder.cases:
         if judged[case.cell]:
             case.delivery = "right" if delivered[case.cell] else "wrong"
-        for found in classify.explain_case(case, evidence):
+        for found in explain_case(case, evidence):
             if not ladder.cells.said[case.cell] and (found.harmless or found.code == "unclassified"):
                 continue
             if found.harmless or _never_read(case, evidence):
