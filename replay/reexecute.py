@@ -134,7 +134,8 @@ def replay_reads(
         )
         wrong = wrong_logits(case.logits[: case.rows], logits, bound)
         finite = np.isfinite(bound) & (bound > 0)
-        error = np.abs(case.logits[: case.rows].astype(np.float64) - logits)
+        with np.errstate(invalid="ignore"):  # recorded logits may be infinite or no numbers
+            error = np.abs(case.logits[: case.rows].astype(np.float64) - logits)
         rung.judged += 1
         rung.rows += case.rows
         if (finite & ~wrong).any():

@@ -52,6 +52,11 @@ def explain(case: Case, evidence: Evidence, bad: Bool, stage: str) -> Explanatio
     mine = timeline.alloc_row(case.process, case.request, case.page)
     shared_at = int(allocs.seq[mine]) if mine is not None else 0
     since = max((int(allocs.seq[row]) for row in owners if int(allocs.seq[row]) < shared_at), default=0)
+    gone = timeline.free_row(case.process, case.request, case.page)
+    # Whoever was given the page after this look, or after the request let go of it, is not seen in the look.
+    until = int(snaps.seq[case.rows[stage]])
+    if gone is not None:
+        until = min(until, int(timeline.frees.seq[gone]))
     best: tuple[int, Bool, int, int, int] | None = None
     for first, then in pairwise(owners):
         old, new = int(allocs.request[first]), int(allocs.request[then])
@@ -59,6 +64,8 @@ def explain(case: Case, evidence: Evidence, bad: Bool, stage: str) -> Explanatio
         if freed is None or new in (case.request, old):
             continue
         given = int(allocs.seq[then])
+        if given > until:
+            continue
         if given < since:
             continue  # older than the owner of whose page this is a share: what is left of it is no news
         for name in ("RC", "ST", "LT", "RD"):

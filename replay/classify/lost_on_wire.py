@@ -21,7 +21,7 @@ KIND = Kind(
     shows="a stable source, right descriptors, RC and LT alike wrong",
     certain=(
         "no other transfer names the page; the store had ended before the post; sends, stores and announcements all "
-        "recorded"
+        "recorded; every row is old, the source's, or (by its bytes) a cut one"
     ),
     best=claims(digest="certain", pages="certain"),
     rivals=(
@@ -55,11 +55,15 @@ def explain(case: Case, evidence: Evidence, bad: Bool, stage: str) -> Explanatio
         return None  # something else of the request is brought to the page as well
     if (pieces.request[touching] != case.request).any() and _others_may_write(case, evidence):
         return None  # another request's transfer names the page: it may have written it
-    if int(_neither(case, stable).sum()) > EDGE_UNITS:
+    neither = int(_neither(case, stable).sum())
+    altered = neither > EDGE_UNITS
+    if altered and not _of_nobody(case, evidence, stable):
         return None  # bytes that are neither old nor the source's were not lost: they may be permuted
     if not _over_before(case, evidence):
         return None  # the transfer may still have been on its way
-    writers = evidence.covers(case.process, "store", "receive") and _sends_covered(case, evidence)
+    # Without the bytes a row that is neither old nor the source's may be a cut one, or one of another place.
+    told = not altered and (neither == 0 or case.data("RC") is not None)
+    writers = told and evidence.covers(case.process, "store", "receive") and _sends_covered(case, evidence)
     values, scales = halves(stable)
     if not sent_before_written.store_was_over(case, evidence) and bool((values | ~scales).all()):
         # Whole rows, and nothing says that they were written at the post: the looks at the source may have come late.
@@ -81,6 +85,13 @@ def explain(case: Case, evidence: Evidence, bad: Bool, stage: str) -> Explanatio
             "and still later (LT)",
             "the source was the same before the post and after completion",
             "the descriptors cover the whole page from the right source page",
+            *(
+                (
+                    "they are no bytes of the source in another order, and no other page of the trace has these rows",
+                )
+                if altered
+                else ()
+            ),
         ),
         runner_up=RunnerUp("F09", "the later look shows the same wrong bytes: nothing arrived late"),
     )
@@ -106,6 +117,16 @@ def _neither(case: Case, stable: Bool) -> Bool:
     altered = np.asarray(other & ~unit_mask(case.layout, mixed))
     # A few altered bytes are an accident of the wire; a whole row of them is not what a loss leaves.
     return altered if int((~mixed).sum()) <= EDGE_BYTES else np.ones(len(stable), bool)
+
+
+def _of_nobody(case: Case, evidence: Evidence, stable: Bool) -> bool:
+    """Whether the bytes of the page are no other order of its source's, and its rows nobody else's."""
+    source, seen = case.data("SE+"), case.data("RC")
+    if source is None or seen is None or len(source) != len(seen) or evidence.donors is None:
+        return False
+    if np.array_equal(np.bincount(source, minlength=256), np.bincount(seen, minlength=256)):
+        return False
+    return evidence.donors.best(case, "RC", stable) is None
 
 
 def _over_before(case: Case, evidence: Evidence) -> bool:
