@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 # Before torch or numpy is imported anywhere: the suite runs in two workers on two cores.
@@ -12,6 +13,10 @@ os.environ.setdefault("MPLBACKEND", "Agg")
 # Triton decides at its import, and whichever test imports it first decides for all: no GPU, then the interpreter.
 if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+# A background job of a shell ignores Ctrl-C, and so would every command that a test starts and interrupts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 import pytest  # noqa: E402  # after the environment
 from hypothesis import HealthCheck, settings  # noqa: E402

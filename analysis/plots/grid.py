@@ -22,6 +22,17 @@ COLORS = {
 }
 
 
+#: Row of the grid -> the look that it shows, as verdicts and timelines name it.
+_LOOKS = {
+    "store": "ST",
+    "source": "SE",
+    "source, after": "SE+",
+    "arrival": "RC",
+    "later": "LT",
+    "reads": "RD",
+}
+
+
 def stage_grid(grid: StageGrid, title: str) -> Figure:
     """One row of boxes a stage, one column a page, one line a layer inside each row.
 
@@ -38,7 +49,7 @@ def stage_grid(grid: StageGrid, title: str) -> Figure:
     block = max(0.3, line * layers)
     across = min(12.0, max(5.0, pages * 0.3))
     margins = {
-        "left": 1.05 + (0 if layers == 1 else 0.6 if style.one_buffer(grid.layers) else 1.2),
+        "left": 1.4 + (0 if layers == 1 else 0.6 if style.one_buffer(grid.layers) else 1.2),
         "right": 0.3,
         "top": 0.72,
         "bottom": 0.95,
@@ -59,7 +70,9 @@ def stage_grid(grid: StageGrid, title: str) -> Figure:
         _draw_stage(ax, grid, number, cross)
         box = ax.get_position()
         middle = (box.y0 + box.y1) / 2
-        figure.text(0.12 / width, middle, grid.stages[number], va="center", fontsize=9, color=style.INK)
+        figure.text(
+            0.12 / width, middle, _label(grid.stages[number]), va="center", fontsize=9, color=style.INK
+        )
     _label_pages(axes[-1], grid)
     style.title(figure, title)
     _legend(figure, bool(grid.found.any()))
@@ -123,3 +136,8 @@ def _legend(figure: Figure, found: bool) -> None:
             Line2D([], [], color=style.INK, marker="x", linestyle="none", markersize=5, label="finding")
         )
     style.legend(figure, handles)
+
+
+def _label(stage: str) -> str:
+    """A row's name, and the look that it shows where it shows one."""
+    return f"{stage} ({_LOOKS[stage]})" if stage in _LOOKS else stage

@@ -190,3 +190,11 @@ def span(rows: Bool) -> str:
     parts = [f"{a}" if a == b else f"{a}..{b}" for a, b in zip(starts, ends, strict=True)]
     shown = ", ".join(parts[:4]) + (", ..." if len(parts) > 4 else "")
     return f"row{'s' if len(index) > 1 else ''} {shown}"
+
+
+def in_words(values: Bool, scales: Bool) -> str:
+    """Value rows and scale rows in words; what has no row is left out (formats without scales have none)."""
+    named = [
+        f"{name} of {span(rows)}" for name, rows in (("values", values), ("scales", scales)) if rows.any()
+    ]
+    return " and ".join(named) or "no rows"

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from replay.bisect import Case
-from replay.classify.base import TORN_UNITS, Evidence, Explanation, Kind, claims, halves, span
+from replay.classify.base import TORN_UNITS, Evidence, Explanation, Kind, claims, halves, in_words, span
 from replay.units import units_of
 from replay.verdict import Confidence, RunnerUp
 
@@ -66,9 +66,9 @@ def explain(case: Case, evidence: Evidence, bad: Bool, stage: str) -> Explanatio
     confidence: Confidence = "certain" if sure else "likely"
     values, scales = halves(healed)
     lines = [
-        f"at completion (RC) values of {span(values)} and scales of {span(scales)} still held the page's old bytes"
+        f"at completion (RC) {in_words(values, scales)} still held the page's old bytes"
         if old_known
-        else f"at completion (RC) values of {span(values)} and scales of {span(scales)} differ from the source",
+        else f"at completion (RC) {in_words(values, scales)} differ from the source",
     ]
     if later:
         lines.append(

@@ -31,7 +31,7 @@ from replay.classify import (
     wrong_layer_pairing,
     wrong_page_id_space,
 )
-from replay.classify.base import Evidence, Explanation, halves, span
+from replay.classify.base import Evidence, Explanation, halves, in_words
 
 Bool = npt.NDArray[np.bool_]
 #: (case, evidence, units still unexplained, look that shows them) -> explanation of some of these units
@@ -185,7 +185,7 @@ def _unclassified(
     case: Case, evidence: Evidence, bad: Bool, stage: str, expected: str, observed: str, why: str
 ) -> Explanation:
     values, scales = halves(bad)
-    lines = [why, f"values of {span(values)}, scales of {span(scales)}"]
+    lines = [why, in_words(values, scales)]
     donor = evidence.donors.best(case, observed, bad) if evidence.donors is not None else None
     if evidence.donors is not None and donor is not None:
         lines.append(evidence.donors.words(case, donor))

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from replay.bisect import Case
-from replay.classify.base import Evidence, Explanation, Kind, claims, halves, span
+from replay.classify.base import Evidence, Explanation, Kind, claims, halves, in_words
 from replay.verdict import Confidence, RunnerUp
 
 Bool = npt.NDArray[np.bool_]
@@ -65,7 +65,7 @@ def explain(case: Case, evidence: Evidence, bad: Bool, stage: str) -> Explanatio
         observed="RC",
         evidence=(
             f"transfer {numbers} of room {room} ended with an error: {state}",
-            f"values of {span(values)} and scales of {span(scales)} were not brought by it",
+            f"{in_words(values, scales)} were not brought by it",
         ),
         runner_up=RunnerUp("F31", "the transfer did not report success"),
     )

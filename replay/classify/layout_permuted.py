@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from replay.bisect import Case
-from replay.classify.base import Evidence, Explanation, Kind, claims, halves, span, unit_mask
+from replay.classify.base import Evidence, Explanation, Kind, claims, halves, in_words, unit_mask
 from replay.classify.hypotheses import Hypothesis, Question, of_bytes
 from replay.classify.page_layouts import hypotheses, row_orders, same_bytes
 from replay.classify.undelivered import look
@@ -96,10 +96,10 @@ def _told(
         name = next(known, "in the order that the descriptors give")
     values, scales = halves(explained)
     lines = [
-        f"values of {span(values)} and scales of {span(scales)}: the page holds its own bytes in another order "
+        f"{in_words(values, scales)}: the page holds its own bytes in another order "
         f"({name or 'one order for all pages, of no layout that was tried'})"
         if bytes_fit
-        else f"values of {span(values)} and scales of {span(scales)} are there in another order ({name})"
+        else f"{in_words(values, scales)} are there in another order ({name})"
     ]
     if bytes_fit:
         lines.append("an order-free checksum of the page is that of its source")

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from capture_hooks.digest import digest_pages
 from capture_hooks.layouts import Layout
 from replay.bisect import Case
-from replay.classify.base import Evidence, Explanation, Kind, claims, halves, runs, span, unit_mask
+from replay.classify.base import Evidence, Explanation, Kind, claims, halves, in_words, runs, unit_mask
 from replay.classify.wrote_here import Place, place_of, quiet, writes
 from replay.verdict import RunnerUp
 
@@ -70,8 +70,7 @@ def explain(case: Case, evidence: Evidence, bad: Bool, stage: str) -> Explanatio
     run = _zero_run(case, evidence, place, stage) if zero else ""
     what = "zeros" if zero else "what the page held before the transfer"
     lines = [
-        f"values of {span(values)} and scales of {span(scales)} were right at {place.expected} and hold {what} "
-        f"at {stage}",
+        f"{in_words(values, scales)} were right at {place.expected} and hold {what} at {stage}",
         *((run,) if run else ()),
     ]
     if told is not None:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from replay.bisect import Case
 from replay.classify import sent_before_written
-from replay.classify.base import Evidence, Explanation, Kind, claims, halves, span, unit_mask
+from replay.classify.base import Evidence, Explanation, Kind, claims, halves, in_words, unit_mask
 from replay.verdict import Confidence, RunnerUp
 
 Bool = npt.NDArray[np.bool_]
@@ -81,8 +81,7 @@ def explain(case: Case, evidence: Evidence, bad: Bool, stage: str) -> Explanatio
         expected="SE+",
         observed="RC",
         evidence=(
-            f"values of {span(values)} and scales of {span(scales)} differ from the source at completion{old} "
-            "and still later (LT)",
+            f"{in_words(values, scales)} differ from the source at completion{old} and still later (LT)",
             "the source was the same before the post and after completion",
             "the descriptors cover the whole page from the right source page",
             *(

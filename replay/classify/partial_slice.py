@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from replay.bisect import Case
-from replay.classify.base import Evidence, Explanation, Kind, claims, halves, runs, span, unit_mask
+from replay.classify.base import Evidence, Explanation, Kind, claims, halves, in_words, runs, unit_mask
 from replay.classify.undelivered import Undelivered, look, still_old
 from replay.verdict import Confidence, RunnerUp
 
@@ -74,7 +74,7 @@ def explain(case: Case, evidence: Evidence, bad: Bool, stage: str) -> Explanatio
         evidence=(
             f"the descriptors bring bytes {words} of every page of {case.buffer.name} ({size} bytes) and leave out the "
             "rest",
-            f"values of {span(values)} and scales of {span(scales)} lie in what is left out",
+            f"{in_words(values, scales)} lie in what is left out",
             *(("the rest holds what was there before the transfer",) if old else ()),
         ),
         rule=f"only bytes {words} of every page are sent",

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from replay.bisect import Case
-from replay.classify.base import TORN_UNITS, Evidence, Explanation, Kind, claims, halves, span
+from replay.classify.base import TORN_UNITS, Evidence, Explanation, Kind, claims, halves, in_words
 from replay.units import units_of
 from replay.verdict import Confidence, RunnerUp
 
@@ -57,8 +57,7 @@ def explain(case: Case, evidence: Evidence, bad: Bool, stage: str) -> Explanatio
     confidence: Confidence = "certain" if sure else "likely"
     first = int(np.flatnonzero(values)[0])
     lines = [
-        f"before the post (SE) values of {span(values)} and scales of {span(scales)} were not yet written; "
-        "after the store (ST) they are",
+        f"before the post (SE) {in_words(values, scales)} were not yet written; after the store (ST) they are",
         "the destination received the source's old bytes" if case.has("RC") else "no RC snapshot was taken",
     ]
     if asked == 0:
@@ -115,7 +114,7 @@ def torn(case: Case, evidence: Evidence, bad: Bool, stage: str) -> Explanation |
         expected="ST",
         observed="RC",
         evidence=(
-            f"values of {span(rows[0])} and scales of {span(rows[1])} arrived half written: each byte is that of the "
+            f"{in_words(rows[0], rows[1])} arrived half written: each byte is that of the "
             "source before the post or of the finished store",
         ),
         runner_up=RunnerUp("F31", "no byte is foreign to both states of the source"),
@@ -156,7 +155,7 @@ def late_look(case: Case, evidence: Evidence, bad: Bool, stage: str) -> Explanat
         expected="ST",
         observed="RC",
         evidence=(
-            f"values of {span(values)} and scales of {span(scales)} arrived as the source page held them before it",
+            f"{in_words(values, scales)} arrived as the source page held them before it",
             "the look at the source (SE) shows them finished: it was taken after the wire had read them",
             "asked at the post, the page's last store had not finished"
             if asked == 0

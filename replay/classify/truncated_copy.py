@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from replay.bisect import Case
-from replay.classify.base import Evidence, Explanation, Kind, claims, halves, runs, span, unit_mask
+from replay.classify.base import Evidence, Explanation, Kind, claims, halves, in_words, runs, unit_mask
 from replay.verdict import RunnerUp
 
 Bool = npt.NDArray[np.bool_]
@@ -70,7 +70,7 @@ def explain(case: Case, evidence: Evidence, bad: Bool, stage: str) -> Explanatio
         observed=stage,
         evidence=(
             f"the page was copied: {lengths}; a page has {case.layout.page_bytes}",
-            f"{words} were not carried: values of {span(values)} and scales of {span(scales)} differ there",
+            f"{words} were not carried: {in_words(values, scales)} differ there",
             "the look after the copy shows the same",
             *((f"{of} {int(snaps.logical[origin.look])}",) if of else ()),
         ),

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from replay.bisect import Case
-from replay.classify.base import Evidence, Explanation, Kind, claims, halves, span, unit_mask
+from replay.classify.base import Evidence, Explanation, Kind, claims, halves, in_words, unit_mask
 from replay.verdict import Confidence, RunnerUp
 
 Bool = npt.NDArray[np.bool_]
@@ -69,7 +69,7 @@ def explain(case: Case, evidence: Evidence, bad: Bool, stage: str) -> Explanatio
     used = ", ".join(str(length) for length in wrong) or str(source.layout.page_bytes)
     lines = [
         f"the descriptors move {used} bytes a page; a page of {case.buffer.name} here has {size} ({case.layout.name})",
-        f"values of {span(values)} and scales of {span(scales)} are what no descriptor brings from the right place",
+        f"{in_words(values, scales)} are what no descriptor brings from the right place",
     ]
     if not same_format:
         lines.append(
@@ -131,7 +131,7 @@ def overwritten(case: Case, evidence: Evidence, bad: Bool, stage: str) -> Explan
         expected="RC" if case.has("RC") else "SE",
         observed=stage,
         evidence=(
-            f"values of {span(values)} and scales of {span(scales)} lie where descriptors of room "
+            f"{in_words(values, scales)} lie where descriptors of room "
             f"{', '.join(str(room) for room in sorted(rooms))} write, whose item length is not this page's ({size})",
             *(("the bytes there are those which these descriptors bring",) if same else ()),
         ),
