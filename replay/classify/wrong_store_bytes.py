@@ -10,6 +10,8 @@ stride leads; over F23, where a padding row of another batch came after; over ro
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import numpy.typing as npt
 
@@ -17,7 +19,7 @@ from replay.classify import padding_row_written, rows_at_multiple
 from replay.classify.base import Evidence, Kind, claims, span
 from replay.classify.page_layouts import hypotheses
 from replay.findings import PageEvidence, kind_name
-from replay.kernels.reference import StoreCheck, check_store
+from replay.kernels.reference import StoreCheck, check_store, decode_pages, store_reference
 from replay.ranges import byte_ranges, ranges
 from replay.recorded import StoreCase
 from replay.timeline import Timeline
@@ -41,6 +43,9 @@ KIND = Kind(
 
 #: Part of a row's codes that may be wrong for the row to be the store's own for certain, where nobody saw it before.
 MOSTLY_RIGHT = 0.5
+
+#: Decimal digits against an accident that rows have to bring together which are nearest to their own inputs.
+NEAREST_DIGITS = 6
 
 #: Wrong rows whose bytes are tried against every other row's inputs.
 TRIED_ROWS = 4
@@ -140,9 +145,10 @@ def _cause(
         if bool(there.reproduced.all()):
             return "unclassified", f"the page is reproduced when it is {name}", False
     if old is None and not case.kernel:
-        # What stood there before is not known: only rows that are the store's own in large part are not old.
+        # What stood there before is not known: only rows that are the store's own in large part, or nearer to their
+        # own inputs than to those of any other row, are not old.
         codes = check.wrong_codes[wrong].mean(axis=1) if check.wrong_codes.size else np.ones(len(wrong))
-        return "F30", None, bool((codes < MOSTLY_RIGHT).all())
+        return "F30", None, bool((codes < MOSTLY_RIGHT).all()) or _nearest_own(case, wrong)
     return "F30", None, True
 
 
@@ -175,6 +181,27 @@ def _old(timeline: Timeline, case: StoreCase, wrong: I64) -> bool | None:
     last = earlier[np.argsort(snaps.seq[earlier])[-1:]]
     before = contents.row_values(snaps.content[last])[0][rows]
     return bool((now == before).all())
+
+
+def _nearest_own(case: StoreCase, wrong: I64) -> bool:
+    """Whether the wrong rows point along what their own inputs give, rather than what another row's do.
+
+    A store that goes wrong in one step (a position, a rounding) leaves much of a row's direction. What all rows have
+    in common is taken away first: keys of one layer share most of theirs. A foreign row is nearest to its own place by
+    accident once in n rows: enough of them have to agree.
+    """
+    given = case.inputs
+    reference = store_reference(case.layout, given.keys, given.rope, given.norm_weight, given.epsilon).values
+    stored = decode_pages(case.layout, case.data[None])[0][case.rows]
+    if not np.isfinite(stored).all():
+        return False
+    reference, stored = reference - reference.mean(axis=0), stored - stored.mean(axis=0)
+    length = np.maximum(np.linalg.norm(reference, axis=1), np.finfo(np.float64).tiny)
+    nearest = (stored[wrong] @ (reference / length[:, None]).T).argmax(axis=1)
+    hits = int((nearest == wrong).sum())
+    # At most comb(w, hits) / n ** hits by accident.
+    digits = hits * math.log10(len(reference)) - math.log10(math.comb(len(wrong), hits))
+    return 2 * hits >= len(wrong) and digits >= NEAREST_DIGITS
 
 
 def _other_row(case: StoreCase, wrong: np.ndarray) -> tuple[int, int] | None:
