@@ -200,8 +200,10 @@ def _geometry_hazards(
     """Descriptors that do not bring a page whole from its own source page and changed no byte that matters."""
     timeline, cells = evidence.timeline, ladder.cells
     for cell in np.flatnonzero(odd & (cells.valid > 0)).tolist():
-        if cell in bad:
-            continue
+        look = max(int(cells.stage["SE"][cell]), int(cells.stage["SE+"][cell]))
+        sender = int(timeline.snapshots.process[look]) if look >= 0 else -1
+        if cell in bad or not evidence.covers(sender, "send"):
+            continue  # where records of sends were lost, those that are left say nothing of the page
         name, layer = timeline.slots[int(cells.slot[cell])]
         request = int(cells.request[cell])
         room = timeline.requests[request][0]
