@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
 
 import numpy as np
 
-from capture_hooks.adapters.nixl import Post
-from capture_hooks.events import Registration, Send, TransferState
+from capture_hooks.adapters.posts import Look, Post, tell_post, tell_state
+from capture_hooks.events import Registration
 from capture_hooks.recorder import Recorder
 
 #: Where the recorder's guard counts failures of these bodies.
@@ -26,8 +25,8 @@ class MooncakeAdapter:
 
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
-        self.before_post: list[Callable[[Post], None]] = []
-        self.after_state: list[Callable[[Post], None]] = []
+        self.before_post: list[Look] = []
+        self.after_state: list[Look] = []
         self._ids = itertools.count()
 
     def registered(self, agent: str, ranges: Iterable[tuple[int, int]]) -> None:
@@ -51,50 +50,17 @@ class MooncakeAdapter:
         return code
 
     def _posting(self, agent: str, peer: str, blocks: Sequence[tuple[int, int, int]]) -> Post:
-        about = self.recorder.current()
         table = np.array(blocks, np.uint64).reshape(-1, 3)
         post = Post(
-            agent, peer, "WRITE", table[:, [0, 2]], table[:, [1, 2]], b"", next(self._ids), about, "posted"
-        )
-        more: dict[str, Any] = dict(about.more) if about is not None else {}
-        written = more.get("written", -1)
-        # Asked first: if it says "finished", everything that looks at the source from here on sees all of it.
-        written = written() if callable(written) else written
-        for look in self.before_post:
-            look(post)
-        self.recorder.emit(
-            Send(
-                post.transfer,
-                about.room if about else -1,
-                about.attempt if about else 0,
-                about.chunk if about else -1,
-                about.last if about else False,
-                agent,
-                peer,
-                "WRITE",
-                int(written),
-                int(more.get("awaited", -1)),
-                int(more.get("logical", -1)),
-                np.asarray(more.get("pages", ()), np.int64),
-                np.asarray(more.get("destination_pages", ()), np.int64),
-                np.asarray(more.get("item_lengths", ()), np.int64),
-                post.source,
-                post.destination,
-            )
-        )
-        self._state(post, "posted")
+            agent, peer, "WRITE", table[:, [0, 2]], table[:, [1, 2]], b"", next(self._ids),
+            self.recorder.current(), "posted",
+        )  # fmt: skip
+        tell_post(self.recorder, post, self.before_post, "mooncake.before_post")
+        tell_state(self.recorder, post, "posted", "", ())
         return post
 
     def _over(self, post: Post | None, state: str, detail: str) -> None:
         if post is None:
             return
         with self.recorder.guard(_GUARD):
-            post.state = state
-            self._state(post, state, detail)
-            for look in self.after_state:
-                look(post)
-
-    def _state(self, post: Post, state: str, detail: str = "") -> None:
-        about = post.about
-        room, attempt = (about.room, about.attempt) if about else (-1, 0)
-        self.recorder.emit(TransferState(state, post.transfer, room, attempt, post.agent, detail))
+            tell_state(self.recorder, post, state, detail, self.after_state)

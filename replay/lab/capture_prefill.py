@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from capture_hooks.adapters.nixl import NixlAdapter, Post
+from capture_hooks.adapters.nixl import NixlAdapter
+from capture_hooks.adapters.posts import Post
 from capture_hooks.events import I64, Request
 from capture_hooks.hooktable import Scope
 from capture_hooks.recorder import Recorder

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from capture_hooks.adapters.nixl import Post
-from capture_hooks.events import Registration, Send, TransferState
+from capture_hooks.adapters.posts import Look, Post, tell_post, tell_state
+from capture_hooks.events import Registration
 from capture_hooks.recorder import Recorder
 from replay.lab.hooks import Hooks
 from replay.lab.tcp_transport import TcpTransport
@@ -21,8 +21,8 @@ class TcpHooks:
 
     def __init__(self, recorder: Recorder, hooks: Hooks) -> None:
         self.recorder = recorder
-        self.before_post: list[Callable[[Post], None]] = []
-        self.after_state: list[Callable[[Post], None]] = []
+        self.before_post: list[Look] = []
+        self.after_state: list[Look] = []
         self._ids = itertools.count()
         self._flying: dict[int, Post] = {}
         hooks.wrap(TcpTransport, "describe", "registration", after=self._describe)
@@ -53,19 +53,8 @@ class TcpHooks:
             transport.role, "decode", "WRITE", np.stack([part.source, lengths], 1),
             np.stack([part.destination, lengths], 1), b"", next(self._ids), about,
         )  # fmt: skip
-        if about is None:
-            return post
-        more = about.more
-        written = int(more["written"]())
-        for look in self.before_post:
-            look(post)
-        self.recorder.emit(
-            Send(
-                post.transfer, about.room, about.attempt, about.chunk, about.last, post.agent, post.peer,
-                "WRITE", written, int(more["awaited"]), int(more["logical"]), more["pages"],
-                more["destination_pages"], np.array(more["item_lengths"], np.int64), post.source, post.destination,
-            )
-        )  # fmt: skip
+        if about is not None:
+            tell_post(self.recorder, post, self.before_post, "lab.TcpTransport.before_post")
         return post
 
     def _poll(self, state: str, _: TcpTransport, handle: int) -> None:
@@ -73,8 +62,4 @@ class TcpHooks:
             self._state(self._flying.pop(handle), "done" if state == "done" else "error")
 
     def _state(self, post: Post, state: str) -> None:
-        room, attempt = (post.about.room, post.about.attempt) if post.about else (-1, 0)
-        self.recorder.emit(TransferState(state, post.transfer, room, attempt, post.agent))
-        if state != "posted":
-            for look in self.after_state:
-                look(post)
+        tell_state(self.recorder, post, state, "", self.after_state)

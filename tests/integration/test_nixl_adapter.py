@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from capture_hooks.adapters import nixl
+from capture_hooks.adapters.posts import Post
 from capture_hooks.events import Hook, Loss, Order, Process, Registration, Send, TransferState
 from capture_hooks.journal import JournalReader
 from capture_hooks.layouts import layout
@@ -385,7 +386,7 @@ def test_a_looked_up_notification_is_a_head_too(recording: Recording, agent_clas
 def test_an_observer_that_raises_is_counted_and_the_post_goes_on(
     recording: Recording, agent_class: type[Agent]
 ) -> None:
-    def broken(_: nixl.Post) -> None:
+    def broken(_: Post) -> None:
         raise ValueError("a hook's own fault")
 
     recording.adapter.before_post.append(broken)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from capture_hooks.adapters.mooncake import MooncakeAdapter
-from capture_hooks.events import Process, Registration, Send, TransferState
+from capture_hooks.events import Loss, Process, Registration, Send, TransferState
 from capture_hooks.journal import JournalReader
 from capture_hooks.options import Options
 from capture_hooks.recorder import Recorder
@@ -64,4 +64,11 @@ def test_the_librarys_own_error_and_a_look_that_fails(recorder: Recorder) -> Non
     with pytest.raises(RuntimeError, match="gone"):
         wire.transfer(call, "a", "b", [(1, 2, 3)])
     assert wire.transfer(lambda: 0, "a", "b", [(1, 2, 3)]) == 0
-    recorder.close()
+    events = events_of(recorder)
+    assert [send.transfer for send in events if isinstance(send, Send)] == [0, 1], (
+        "the posts are told all the same"
+    )
+    assert [(s.state, s.detail) for s in events if isinstance(s, TransferState)] == [
+        ("posted", ""), ("error", "RuntimeError"), ("posted", ""), ("done", "")
+    ]  # fmt: skip
+    assert sum(loss.count for loss in events if isinstance(loss, Loss) and loss.stage == "hook") == 2

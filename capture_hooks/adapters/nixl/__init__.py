@@ -3,14 +3,13 @@
 ``install(recorder)`` wraps methods of ``nixl_agent``; ``uninstall()`` puts the very same functions back. The
 engine need not be known: a :class:`~capture_hooks.events.Send` has the descriptors of both sides in bytes, from
 plain lists and from prepared ones, and ``moved`` says with the map of a process which pages those are. An
-engine's hook further up may tell which request is worked on (``Recorder.about``); these keywords of it go into
-the Send: ``written`` (a number, or a function that is asked just before the post), ``awaited``, ``logical``,
-``pages``, ``destination_pages``, ``item_lengths``.
+engine's hook further up may tell which request is worked on (``Recorder.about``); what of it goes into the Send is
+said at :func:`capture_hooks.adapters.posts.tell_post`.
 
 Nothing is waited for and nothing is raised into the engine.
 """
 
-from capture_hooks.adapters.nixl.adapter import COVERS, NixlAdapter, Post, install
+from capture_hooks.adapters.nixl.adapter import COVERS, NixlAdapter, install
 from capture_hooks.adapters.nixl.lists import descriptors, moved
 
-__all__ = ["COVERS", "NixlAdapter", "Post", "descriptors", "install", "moved"]
+__all__ = ["COVERS", "NixlAdapter", "descriptors", "install", "moved"]

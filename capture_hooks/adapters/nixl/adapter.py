@@ -6,14 +6,10 @@ import functools
 import itertools
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
-
-import numpy as np
 
 from capture_hooks.adapters.nixl.lists import (
     NONE,
-    U64,
     Prepared,
     chosen,
     descriptors,
@@ -21,8 +17,8 @@ from capture_hooks.adapters.nixl.lists import (
     memory_of,
 )
 from capture_hooks.adapters.nixl.notifications import Notifications, agent_name, payload, payloads, text
-from capture_hooks.events import Registration, Send, TransferState
-from capture_hooks.hooktable import About
+from capture_hooks.adapters.posts import Look, Post, tell_post, tell_state
+from capture_hooks.events import Registration
 from capture_hooks.recorder import Recorder
 
 Method = Callable[..., Any]
@@ -46,21 +42,6 @@ _UNSEEN = ("prep_mem_view",)
 _INITIATOR = ("", "NIXL_INIT_AGENT")
 
 
-@dataclass(eq=False, slots=True)
-class Post:
-    """One transfer that is being posted or on its way. ``source``/``destination`` are ``uint64[n, 2]``."""
-
-    agent: str
-    peer: str
-    operation: str
-    source: U64
-    destination: U64
-    notification: bytes = b""
-    transfer: int = -1
-    about: About | None = None
-    state: str = ""
-
-
 class NixlAdapter:
     """The hooks on one ``nixl_agent`` class.
 
@@ -70,8 +51,8 @@ class NixlAdapter:
 
     def __init__(self, recorder: Recorder, agent_class: type[Any]) -> None:
         self.recorder = recorder
-        self.before_post: list[Callable[[Post], None]] = []
-        self.after_state: list[Callable[[Post], None]] = []
+        self.before_post: list[Look] = []
+        self.after_state: list[Look] = []
         self._class = agent_class
         self._originals: dict[str, Method] = {}
         self._wrappers: dict[str, Method] = {}
@@ -209,62 +190,20 @@ class NixlAdapter:
         if plan is None:  # made before capture began
             plan = Post(agent_name(agent), "", "WRITE", NONE, NONE)
             self._incomplete("a handle was made before capture began")
-        about = self.recorder.current()
         post = Post(
             plan.agent, plan.peer, plan.operation, plan.source, plan.destination, plan.notification,
-            next(self._ids), about,
+            next(self._ids), self.recorder.current(),
         )  # fmt: skip
         self._planned[key] = post
-        more = dict(about.more) if about is not None else {}
-        written = more.get("written", -1)
-        if callable(written):
-            # Asked first: if it says "finished", everything that looks at the source from here on sees all of it.
-            written = written()
-        with self.recorder.guard("nixl.before_post"):
-            for look in self.before_post:
-                look(post)
-        self.recorder.emit(
-            Send(
-                post.transfer,
-                about.room if about else -1,
-                about.attempt if about else 0,
-                about.chunk if about else -1,
-                about.last if about else False,
-                post.agent,
-                post.peer,
-                post.operation,
-                int(written),
-                int(more.get("awaited", -1)),
-                int(more.get("logical", -1)),
-                np.asarray(more.get("pages", ()), np.int64),
-                np.asarray(more.get("destination_pages", ()), np.int64),
-                np.asarray(more.get("item_lengths", ()), np.int64),
-                post.source,
-                post.destination,
-            )
-        )
+        tell_post(self.recorder, post, self.before_post, "nixl.before_post")
         return post
 
     def _state(self, post: Post | None, state: str, detail: str = "") -> None:
         """The post changed its state."""
         if post is None or post.state == state:
             return
-        post.state = state
         with self.recorder.guard("nixl.state"):
-            about = post.about
-            self.recorder.emit(
-                TransferState(
-                    state,
-                    post.transfer,
-                    about.room if about else -1,
-                    about.attempt if about else 0,
-                    post.agent,
-                    detail,
-                )
-            )
-            if state in ("done", "error"):
-                for look in self.after_state:
-                    look(post)
+            tell_state(self.recorder, post, state, detail, self.after_state)
 
     def _check(self, original: Method, agent: Any, *args: Any, **keywords: Any) -> Any:
         status = original(agent, *args, **keywords)

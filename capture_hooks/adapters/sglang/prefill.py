@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from capture_hooks.adapters.nixl import Post
+from capture_hooks.adapters.posts import Post
 from capture_hooks.adapters.sglang import keys
 from capture_hooks.adapters.sglang.requests import Held
 from capture_hooks.adapters.sglang.versions import Target, at, only
