@@ -61,8 +61,9 @@ def _strided(table: U64) -> U64:
 
 
 def _from_list(listed: Any) -> U64:
-    """A library's list. Its pickle state has the entries as one block, which is believed only where both ends
-    agree.
+    """A library's list. The bytes that its ``__getstate__`` returns have all entries as one block, which is read as
+    numbers: nothing is unpickled and no code in it runs. The block is believed only where its first, middle and last
+    entry are what the list itself gives; otherwise every entry is asked for.
     """
     count = int(listed.descCount())
     if count == 0:
