@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,6 +68,3 @@ class Inventory:
 
     def __len__(self) -> int:
         return len(self._held)
-
-    def __iter__(self) -> Iterator[Held]:
-        return iter(list(self._held.values()))

@@ -13,7 +13,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,8 +37,8 @@ _DTYPES: dict[torch.dtype, str] = {
     torch.bfloat16: "<u2",  # the codes; numpy has no bfloat16
     torch.float8_e4m3fn: "|u1",
 }
-_IDLE_SECONDS = 0.5
-_STAGED = 2**16
+_JOIN_SECONDS = 0.5
+_STAGED = 2**16  #: most bytes of one copy that CUDA stages
 
 
 class PinnedRing:
@@ -257,7 +257,7 @@ class DeviceTap:
         self.flush(seconds)
         self._closed = True
         self._flying.put(None)
-        self._thread.join(_IDLE_SECONDS)
+        self._thread.join(_JOIN_SECONDS)
 
 
 def gather(pool: torch.Tensor, pages: torch.Tensor, page_bytes: int) -> torch.Tensor:
@@ -267,8 +267,3 @@ def gather(pool: torch.Tensor, pages: torch.Tensor, page_bytes: int) -> torch.Te
     """
     inside = pages.clamp(0, pool.shape[0] - 1)
     return pool.index_select(0, inside)[:, :page_bytes]
-
-
-def numbers(values: Sequence[int] | Array) -> npt.NDArray[np.int64]:
-    """Page ids or row numbers as one int64 array, a copy."""
-    return np.array(values, np.int64)

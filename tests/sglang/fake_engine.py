@@ -101,7 +101,6 @@ class FakeEngine:
         """A request with its pages."""
         held = self.session.requests.open(room)
         held.tokens, held.rows = tokens, tokens // RATIO
-        self.session.requests.bind(held, row)
         req = SimpleNamespace(rid=f"r{room}", bootstrap_room=room, row=row, length=0, held=held, pages=[])
         return req
 

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from capture_hooks.adapters.sglang.pools import Buffers
 from capture_hooks.adapters.sglang.requests import Held
-from capture_hooks.recorder import Mark, Recorder
+from capture_hooks.recorder import Recorder
 from capture_hooks.taps.pages import look
 
 I64 = npt.NDArray[np.int64]
@@ -31,7 +31,6 @@ class Looks:
         self._count = itertools.count()
         self._wake = threading.Condition()
         self._thread: threading.Thread | None = None
-        self._ended = False
 
     def look(
         self,
@@ -43,25 +42,21 @@ class Looks:
         *,
         rows: int = -1,
         transfer: int = -1,
-        step: int = -1,
-        mark: Mark | None = None,
-        layers: Sequence[int] | None = None,
         tap: str = "",
     ) -> None:
         """Snapshot ``pages`` (logical pages ``logical``, or from ``logical`` on) of every judged
-        buffer, or of ``layers`` only.
+        buffer.
         """
         if not len(pages):
             return
         first = logical if isinstance(logical, int) else -1
         places = np.arange(first, first + len(pages)) if first >= 0 else np.asarray(logical, np.int64)
-        numbers = [b.number for b in self._buffers.judged if layers is None or b.layer in layers]
+        numbers = [b.number for b in self._buffers.judged]
         # A source at its post and a destination before and after its arrival are looked at as they are. At
         # arrival the look takes its place before whatever this thread puts on its stream from then on.
         look(
             self._recorder, stage, moment, numbers, pages, places, room=held.room, attempt=held.attempt,
-            transfer=transfer, step=step, rows=rows, mark=mark, aside=(stage, moment) != ("RC", ""),
-            tap=tap,
+            transfer=transfer, rows=rows, aside=(stage, moment) != ("RC", ""), tap=tap,
         )  # fmt: skip
 
     def later(self, seconds: float, body: Callable[[], bool]) -> None:
@@ -76,21 +71,13 @@ class Looks:
             heapq.heappush(self._due, (time.monotonic() + seconds, next(self._count), body))
             self._wake.notify()
 
-    def end(self) -> None:
-        """End the thread that looks later."""
-        with self._wake:
-            self._ended = True
-            self._wake.notify()
-        if self._thread is not None:
-            self._thread.join(timeout=5)
-
     def _run(self) -> None:
         while True:
             with self._wake:
-                while not self._ended and (not self._due or self._due[0][0] > time.monotonic()):
+                while not self._due or self._due[0][0] > time.monotonic():
                     pause = self._due[0][0] - time.monotonic() if self._due else None
                     self._wake.wait(pause)
-                if self._ended or self._recorder.closed:
+                if self._recorder.closed:
                     return
                 _, _, body = heapq.heappop(self._due)
             again: Any = False

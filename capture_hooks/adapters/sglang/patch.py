@@ -25,20 +25,20 @@ Method = Callable[..., Any]
 RUNGS = ("store", "alloc", "send", "receive", "completion", "read", "top-k")
 
 
-def hook_name(target: str, label: str = "") -> str:
+def hook_name(target: str) -> str:
     """Name of a hook in the trace."""
-    return f"sglang.{target}{label and ' ' + label}"
+    return f"sglang.{target}"
 
 
 @dataclass(slots=True)
 class _Patched:
-    """One function with all that was wrapped around it."""
+    """One hooked function. ``holders`` are (object, attribute, what was there)."""
 
+    hook: str
     found: Found
     original: Method
     wrapper: Method
-    names: list[str] = field(default_factory=list)
-    holders: list[tuple[Any, str, Any]] = field(default_factory=list)  # (object, attribute, what was there)
+    holders: list[tuple[Any, str, Any]] = field(default_factory=list)
 
 
 class Patches:
@@ -57,7 +57,6 @@ class Patches:
         self._fired: dict[str, int] = {}
         self._covers: dict[str, str] = {}
         self._missing: dict[str, str] = {}
-        self._optional: dict[str, str] = {}
 
     # -- wrapping ------------------------------------------------------------------------------------------------
 
@@ -68,20 +67,15 @@ class Patches:
         before: Method | None = None,
         after: Method | None = None,
         around: Method | None = None,
-        covers: str = "",
-        label: str = "",
-        complete: bool = True,
-        note: str = "",
     ) -> bool:
         """Hook the declared target ``name``. Returns whether it is hooked.
 
         ``before`` gets the call's arguments, ``after`` the result and the arguments; what they return is ignored and
         what they raise is counted and swallowed. ``around`` gets the original and the arguments, has to call the
-        original exactly once, return its result, and guard its own work. ``label`` tells several hooks on one target
-        apart; ``covers`` replaces the target's.
+        original exactly once, return its result, and guard its own work.
 
-        A target that this version does not have is no gap and is not told; one that should be there and is not is
-        told as missing.
+        A target that this version does not have is no gap and is not told, nor is an optional one that is not there;
+        one that should be there and is not is told as missing.
         """
         target = self._targets[name]
         if self.role not in target.roles:
@@ -89,7 +83,7 @@ class Patches:
         place = target.place(self.version)
         if place is None:
             return False
-        hook, covers = hook_name(name, label), covers or target.covers
+        hook, covers = hook_name(name), target.covers
         try:
             found = resolve(place)
             without = lacking(found, target.takes)
@@ -97,7 +91,6 @@ class Patches:
                 raise AttributeError(f"it takes no {', '.join(without)}")
         except Exception as error:
             if target.optional:
-                self._optional[hook] = f"{type(error).__name__}: {error}"
                 return False
             self._missing[hook] = covers
             self.recorder.hook(
@@ -107,7 +100,7 @@ class Patches:
         self._covers[hook] = covers
         self._fired[hook] = 0
         self._put(hook, found, self._wrapper(hook, found.function, before, after, around))
-        self.recorder.hook(hook, covers, "attached", complete, note)
+        self.recorder.hook(hook, covers)
         return True
 
     def own(self, name: str, covers: str) -> Callable[[], None]:
@@ -149,7 +142,7 @@ class Patches:
 
     def _put(self, hook: str, found: Found, wrapper: Method) -> None:
         original = found.function
-        patched = _Patched(found, original, wrapper, [hook])
+        patched = _Patched(hook, found, original, wrapper)
         value: Any = wrapper
         if isinstance(found.raw, staticmethod):
             value = staticmethod(wrapper)
@@ -186,16 +179,12 @@ class Patches:
             if not _leads_to(now, patched.wrapper):
                 why = "the function was replaced after it was hooked"
             if why:
-                for name in patched.names:
-                    self.recorder.hook(name, self._covers[name], "attached", False, why)
+                self.recorder.hook(patched.hook, self._covers[patched.hook], "attached", False, why)
 
     def _strays(self) -> dict[int, str]:
         """Original function -> who else still holds it (one pass over all objects)."""
-        originals = {id(p.original): p for p in self._patched}
         wrappers = {id(p.wrapper) for p in self._patched}
         found: dict[int, str] = {}
-        if not originals:
-            return found
         functions = [p.original for p in self._patched]
         for referrer in gc.get_referrers(*functions):
             if referrer is functions or isinstance(referrer, (_Patched, Found, types.FrameType)):

@@ -83,10 +83,6 @@ class Buffers:
         """The buffer that begins at ``address``."""
         return self._by_address.get(address)
 
-    def of_layer(self, layer: int) -> PoolBuffer | None:
-        """The judged buffer of a global layer."""
-        return next((b for b in self.judged if b.layer == layer), None)
-
 
 def bytes_of(tensor: Any) -> npt.NDArray[np.uint8]:
     """Live memory of a contiguous CPU tensor as ``uint8[pages, pitch]``."""

@@ -123,7 +123,8 @@ _MOST_LOOKS = 30_000
 
 @dataclass(eq=False, slots=True)
 class Chunk:
-    """One chunk between the scheduler and the wire. ``indices`` is the engine's own object, by which it is known again.
+    """One chunk between the scheduler and the wire. ``indices`` is the engine's own object, by whose id it is known
+    again: held here, so that no other object is given that id.
 
     ``pages`` are the source pages that the scheduler named; the worker may send fewer.
     """
@@ -131,7 +132,6 @@ class Chunk:
     held: Held
     number: int
     last: bool
-    start: int
     logical: int
     indices: Any
     pages: I64
@@ -202,7 +202,7 @@ class PrefillHooks:
         start = int(index_slice.start or 0)
         pages = _pages(kv_indices, keywords.get("indices_event"))
         chunk = Chunk(
-            held, number, bool(is_last_chunk), start, prefix // page_tokens + start, kv_indices, pages,
+            held, number, bool(is_last_chunk), prefix // page_tokens + start, kv_indices, pages,
             Watched(event) if event is not None else None,
         )  # fmt: skip
         self._learn_length(chunk, prefix, page_tokens)

@@ -195,7 +195,6 @@ class ReadHooks:
         if buffer is None or not buffer.judged:
             self.incomplete("a read of a buffer that is not in the inventory")
             return None
-        step.reads.add(buffer.number)
         self._tables(step, buffer, table, lengths)
         here = [row for row in self._sampled(step) if first <= _query_row(step, row) < first + count]
         if not here:

@@ -1,4 +1,4 @@
-"""Who is who: rooms and their attempts, rows of the request table with their generations, and the owners of pages."""
+"""Who is who: rooms and their attempts, and the owners of pages."""
 
 from __future__ import annotations
 
@@ -20,16 +20,13 @@ _MAX_LAST = 10_000
 class Held:
     """One attempt of one request, as this process knows it.
 
-    ``row`` is its row in ``req_to_token`` (``req_pool_idx``) and ``generation`` how often that row was given out by
-    then; ``rid`` the one-way hash of the client's id; ``tokens`` the prompt's length and ``rows`` its valid rows, -1
-    while unknown; ``pages`` logical page -> physical page; ``mark`` "warmup", "health", "fake" or "".
+    ``rid`` is the one-way hash of the client's id; ``tokens`` the prompt's length and ``rows`` its valid rows, -1 while
+    unknown; ``pages`` logical page -> physical page; ``mark`` "warmup", "health", "fake" or "".
     """
 
     room: int
     attempt: int = 0
     rid: str = ""
-    row: int = -1
-    generation: int = -1
     tokens: int = -1
     rows: int = -1
     mark: str = ""
@@ -73,7 +70,6 @@ class Requests:
         self._lock = threading.RLock()
         self._attempts: OrderedDict[int, int] = OrderedDict()
         self._rooms: dict[int, Held] = {}
-        self._rows: dict[int, Held] = {}
         self._pages: dict[int, Held] = {}
         self._last: OrderedDict[int, Held] = OrderedDict()
 
@@ -99,21 +95,6 @@ class Requests:
         """The latest attempt of ``room``, even if it is over (as long as it is remembered)."""
         return self._last.get(room)
 
-    def of_row(self, row: int) -> Held | None:
-        """The request that holds row ``row`` of the request table."""
-        return self._rows.get(row)
-
-    def of_page(self, page: int) -> Held | None:
-        """The request that holds physical page ``page``."""
-        return self._pages.get(page)
-
-    def bind(self, held: Held, row: int, generation: int = -1) -> None:
-        """``held`` was given row ``row`` of the request table."""
-        with self._lock:
-            held.row, held.generation = row, generation
-            if row >= 0:
-                self._rows[row] = held
-
     def give(self, held: Held, logical: int, pages: Iterable[int]) -> bool:
         """``pages[i]`` is logical page ``logical + i`` of ``held`` from now on.
 
@@ -133,15 +114,12 @@ class Requests:
         with self._lock:
             return not held.over and all(self._pages.get(page) is held for page in held.pages.values())
 
-    def close(self, held: Held) -> list[int]:
-        """``held`` is over: its pages are nobody's. Returns those that were still its own."""
+    def close(self, held: Held) -> None:
+        """``held`` is over: the pages that are still its own are nobody's."""
         with self._lock:
             held.over = True
-            mine = [page for page in held.pages.values() if self._pages.get(page) is held]
-            for page in mine:
-                del self._pages[page]
-            if self._rows.get(held.row) is held:
-                del self._rows[held.row]
+            for page in held.pages.values():
+                if self._pages.get(page) is held:
+                    del self._pages[page]
             if self._rooms.get(held.room) is held:
                 del self._rooms[held.room]
-            return mine

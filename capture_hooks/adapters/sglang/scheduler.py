@@ -1,6 +1,4 @@
-"""What the scheduler knows of requests: their ids and lengths, rows of the request table, pages given
-and given back.
-"""
+"""What the scheduler knows of requests: their ids and lengths, and pages given back."""
 
 from __future__ import annotations
 
@@ -79,23 +77,15 @@ class SchedulerHooks:
             Request(held.room, held.attempt, "start", held.rid, held.tokens, held.rows, held.mark)
         )
 
-    def _bind(self, held: Held, req: Any, pool: Any) -> None:
-        row = row_of(req)
-        if row < 0 or held.row == row:
-            return
-        generations = getattr(pool, "req_generation", None)
-        self._session.requests.bind(held, row, int(generations[row]) if generations is not None else -1)
-
     def _sender_made(self, made: Any, _: Any, /, req: Any, *__: Any, **___: Any) -> None:
         held = self._session.requests.of_room(room_of(req)) if made else None
         if held is not None:
             self._learn(held, req)
 
-    def _pre_allocated(self, _: Any, queue: Any, /, req: Any, *__: Any, **keywords: Any) -> None:
+    def _pre_allocated(self, _: Any, __: Any, /, req: Any, *___: Any, **____: Any) -> None:
         held = self._session.requests.of_room(room_of(req))
         if held is not None:
             self._learn(held, req)
-            self._bind(held, req, getattr(queue, "req_to_token_pool", None))
 
     def _fake(self, _: None, endpoint: Any, /, *args: Any, **keywords: Any) -> None:
         """A request that moves nothing (warm-up, health check): marked, so that nobody judges it."""

@@ -31,11 +31,11 @@ class Session:
     * ``recorder``: records; ``role``: "prefill", "decode" or "server"; ``rank``; ``version``: the layout of SGLang's
       code (a member of ``versions.VERSIONS``);
     * ``patches``: how functions are hooked (``patches.wrap``);
-    * ``requests``: who is who: ``requests.of_room(room)``, ``of_row(req_pool_idx)``, ``of_page(page)`` give the
-      ``Held`` (room, attempt, rid hash, row with generation, tokens, rows);
+    * ``requests``: who is who: ``requests.of_room(room)`` gives the ``Held`` (room, attempt, rid hash, tokens, rows,
+      pages);
     * ``looks``: snapshots of a request's pages in every judged buffer (``looks.look``);
     * ``buffers``: ``pools.Buffers``, every buffer of the pools: ``buffers.judged`` are those whose pages are looked
-      at, ``buffers.of_layer(layer)`` and ``buffers.of_address(data_ptr)`` find one;
+      at, ``buffers.of_address(data_ptr)`` finds one;
     * ``scheduler``: ``scheduler.SchedulerHooks``; its ``of(req)`` gives the ``Held`` of a scheduler's request;
     * ``owners``: tells pages given and taken, and lengths (``owners.Owners``);
     * ``wire``: the adapter of the transfer library, ``None`` where there is none; lists ``before_post`` and
@@ -57,7 +57,6 @@ class Session:
         self.role = role
         self.rank = rank
         self.transport = transport
-        self.layout = layout
         self.version = layout.version
         self.patches = Patches(recorder, targets, layout.version, role)
         self.requests = Requests()
@@ -118,15 +117,6 @@ class Session:
         tap = device_tap(self.recorder)
         if tap is not None:
             tap.close(seconds)
-
-    def end(self) -> None:
-        """Put the originals back and close the journal (tests)."""
-        atexit.unregister(self.tell)
-        atexit.unregister(self.settle)
-        self.looks.end()
-        self.patches.restore()
-        self.settle()
-        capture_hooks.stop()
 
 
 def _on_termination(session: Session) -> None:

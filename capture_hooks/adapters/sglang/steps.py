@@ -87,7 +87,6 @@ class Step:
     job: Job
     parts: list[Part] = field(default_factory=list)
     stores: set[int] = field(default_factory=set)  # buffers whose store was seen
-    reads: set[int] = field(default_factory=set)
     closing: list[Callable[[], None]] = field(default_factory=list)  # taken when the pass is over
     once: dict[Any, int] = field(default_factory=dict)  # tensors taken once for all layers
     extra: dict[Any, Any] = field(default_factory=dict)

@@ -1,7 +1,7 @@
 """Hook targets as data, and which layout of SGLang's code is installed.
 
 A target names one function for every version that has it. A version that is not listed is probed: where every target
-of the newest known layout is there and takes the arguments that its hook needs, it is treated as that layout;
+of a known layout (the newest first) is there and takes the arguments that its hook needs, it is treated as that layout;
 anything else is refused with a sentence, and the server goes on without capture.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 import inspect
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib import metadata
 from types import ModuleType
 from typing import Any
@@ -31,7 +31,7 @@ class Target:
     sees (``events.Hook.covers``). ``where`` maps a version, or :data:`EVERYWHERE`, to ``"module:qualified.name"``; a
     version without an entry has no such function. ``takes`` are parameter names that the hook relies on.
     ``optional`` targets belong to software that need not be installed (another transfer library, a kernel package):
-    where it is not, that is told, but it is no gap.
+    where it is not, that is no gap and is not told.
     """
 
     name: str
@@ -132,7 +132,6 @@ class Layout:
     installed: str
     version: str
     note: str = ""
-    problems: tuple[str, ...] = field(default_factory=tuple)
 
 
 def installed_version() -> str:
@@ -172,5 +171,4 @@ def probe(targets: Iterable[Target], installed: str | None = None) -> Layout:
         "",
         f"SGLang {version or '?'} is not known and its code has another layout than {' or '.join(VERSIONS)} "
         f"({len(first)} of {len(wanted)} functions differ, first {first[0]}); nothing is recorded",
-        first,
     )
