@@ -16,6 +16,7 @@ import torch
 from capture_hooks.adapters.sglang.owners import Owners
 from capture_hooks.adapters.sglang.pools import Buffers
 from capture_hooks.adapters.sglang.requests import Requests
+from capture_hooks.adapters.sglang.scheduler import SchedulerHooks
 from capture_hooks.layouts import LAYOUTS
 from capture_hooks.recorder import Recorder
 from replay.kernels.twins import read_torch, store_torch
@@ -84,8 +85,11 @@ class FakeEngine:
             buffers=buffers,
             requests=requests,
             owners=Owners(recorder, requests, buffers, lambda: None),
+            patches=SimpleNamespace(wrap=lambda *_, **__: False),
+            request_over=lambda: None,
             steps=None,
         )
+        self.session.scheduler = SchedulerHooks(self.session)
         self.session.buffers.add(self.pool)
         self.kernel_store: Any = self.fake_store
         self.kernel_logits: Any = self.fake_logits

@@ -17,6 +17,7 @@ from capture_hooks.taps.pages import device_tap
 torch = pytest.importorskip("torch")
 from capture_hooks.adapters.sglang.plans import Span, written_rows  # noqa: E402
 from capture_hooks.adapters.sglang.read import E4M3, ReadHooks, request_rows  # noqa: E402
+from capture_hooks.adapters.sglang.requests import room_of  # noqa: E402
 from capture_hooks.adapters.sglang.steps import Steps, ints, runs, written_pages  # noqa: E402
 from capture_hooks.adapters.sglang.store import StoreHooks  # noqa: E402
 from replay.judge import judge  # noqa: E402
@@ -99,6 +100,38 @@ def test_a_wrong_kernel_is_named(tmp_path: Path, wrong: str, code: str) -> None:
     verdict = run(tmp_path, {wrong: True})
     assert verdict.verdict == "divergent"
     assert {finding.code for finding in verdict.findings} == {code}
+
+
+def test_a_plain_server_knows_a_request_from_its_first_pass_to_its_release(tmp_path: Path) -> None:
+    """Nobody announces a request there: no sender, no receiver, and mostly no room."""
+    recorder = Recorder(Options(capture=tmp_path, mode="full", seal=False), Process(role="server"))
+    engine = FakeEngine(recorder)
+    hook(engine)
+    req = SimpleNamespace(
+        rid="a", bootstrap_room=None, origin_input_ids=[0] * 300, req_pool_idx=1, row=1, length=0, pages=[],
+        finished_reason=type("FINISH_LENGTH", (), {})(),
+    )  # fmt: skip
+    engine.step([req], [300])
+    for _ in range(5):
+        engine.step([req], None)
+    tap = device_tap(recorder)
+    assert tap is not None
+    tap.close(30)
+    engine.session.scheduler._released(req)
+    recorder.close()
+    room = room_of(req)
+    with open_trace(tmp_path) as trace:
+        requests, frees = trace.table("request"), trace.table("free")
+        assert [(int(r), str(p), int(n)) for r, p, n in
+                zip(requests["room"], requests["phase"], requests["tokens"], strict=True)] == [
+            (room, "start", 300), (room, "finish", -1)
+        ]  # fmt: skip
+        assert set(trace.table("store")["room"].tolist()) == {room}
+        assert set(trace.table("read")["room"].tolist()) == {room}
+        assert frees["room"].tolist() == [room]
+        verdict = judge(trace)
+    assert verdict.verdict == "clean", (verdict.findings, verdict.not_judged)
+    assert verdict.scope["stores"]["rows_reproduced"] >= 2 * (300 // 4)
 
 
 def test_a_pass_that_replays_a_graph_closes_the_rungs_that_it_hides(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from capture_hooks.adapters.sglang.pools import PoolBuffer
-from capture_hooks.adapters.sglang.requests import Held, room_of
+from capture_hooks.adapters.sglang.requests import Held
 from capture_hooks.adapters.sglang.versions import Target, at
 from capture_hooks.codec import StampTuple
 from capture_hooks.events import Order, Snapshot, Store
@@ -213,7 +213,7 @@ class Steps:
             return []
         rows, start = [], 0
         for index, req in enumerate(reqs):
-            held = self.session.requests.of_room(room_of(req))
+            held = self.session.scheduler.of(req)
             if held is not None and not held.mark:
                 rows.append(Row(index, held, before[index], before[index] + added[index], start))
             start += added[index]
