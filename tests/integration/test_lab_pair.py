@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -43,6 +44,8 @@ from replay.lab.transport import Transport
 from replay.lab.transports import nixl_missing
 from replay.trace.reader import open_trace
 from tests.integration.lab_rounds import OPTIONS, counts, journals, of, small
+
+ROOT = Path(__file__).resolve().parents[2]
 
 TRANSPORTS = ["tcp"] if nixl_missing() else ["nixl", "tcp"]
 
@@ -233,7 +236,8 @@ def test_hooks_that_raise_are_counted_and_detached_and_the_pair_runs_on(tmp_path
     (tmp_path / "sitecustomize.py").write_text(HOSTILE)
     folder = tmp_path / "capture"
     with Pair(
-        {"PYTHONPATH": str(tmp_path), "KV_REPLAY_CAPTURE": str(folder), **OPTIONS}, TRANSPORTS[0]
+        {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}", "KV_REPLAY_CAPTURE": str(folder), **OPTIONS},
+        TRANSPORTS[0],
     ) as pair:
         result = pair.run(small(requests=24, concurrency=24))
     assert result.truth is not None
@@ -293,6 +297,6 @@ def test_a_process_that_fails_is_told_with_its_last_lines(tmp_path: Path) -> Non
     )
     with (
         pytest.raises(LabError, match="the decode process cannot start today"),
-        Pair({"PYTHONPATH": str(tmp_path)}),
+        Pair({"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}),
     ):
         pass

@@ -20,6 +20,8 @@ from replay import cli
 from replay.commands.output import Progress, write_new
 from replay.verdict import Verdict
 
+ROOT = Path(__file__).resolve().parents[2]
+
 Judge = Callable[..., Verdict]
 
 
@@ -259,7 +261,7 @@ def test_no_help_imports_torch_or_h5py(tmp_path: Path) -> None:
     """One process a help, in which the import of anything slow fails."""
     for name in ("torch", "h5py", "matplotlib", "triton"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit('slow import')")
-    env = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    env = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
     code = (
         "import sys; from replay import cli\n"
         "for args in [['--help'], ['x', '--help'], *([name, '--help'] for name in cli.available())]:\n"
