@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from analysis.diff import StageGrid, State
+from analysis.diff import SNAPSHOTS, StageGrid, State
 from analysis.plots import style
 
 if TYPE_CHECKING:
@@ -20,17 +20,8 @@ COLORS = {
     State.NOT_JUDGED: (style.UNKNOWN, "not judged"),
     State.NOT_SEEN: (style.PAPER, "not seen"),
 }
-
-
-#: Row of the grid -> the look that it shows, as verdicts and timelines name it.
-_LOOKS = {
-    "store": "ST",
-    "source": "SE",
-    "source, after": "SE+",
-    "arrival": "RC",
-    "later": "LT",
-    "reads": "RD",
-}
+#: Row of the grid -> the look that it shows, as verdicts name it; the rows that only they tell show none.
+_LOOKS = {label: f"{stage}+" if moments == ("after",) else stage for label, stage, moments in SNAPSHOTS}
 
 
 def stage_grid(grid: StageGrid, title: str) -> Figure:

@@ -214,6 +214,15 @@ def test_the_same_grid_gives_the_same_bytes_and_its_words_are_text(tmp_path: Pat
         assert word in text
 
 
+def test_a_row_names_the_look_that_it_shows_and_the_verdicts_rows_name_none() -> None:
+    figure = draw(hand_made(1, 1), "x")
+
+    assert [text.get_text() for text in figure.texts if text.get_text() != "x"] == [
+        "store (ST)", "source (SE)", "source, after (SE+)", "arrival (RC)", "later (LT)", "reads (RD)",
+        "table", "read kernel", "top-k",
+    ]  # fmt: skip
+
+
 def test_another_ending_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"png or \.svg"):
         save(draw(hand_made(1, 1), ""), tmp_path / "a.pdf")
