@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +19,8 @@ if TYPE_CHECKING:
 
 SCHEMA = "kv-replay/info/1"
 
+#: Columns of a list of counts.
+_WIDTH = 80
 #: Hooks that the line about those that never fired names.
 _NAMES = 3
 
@@ -243,10 +247,14 @@ def _there(body: dict[str, Any]) -> list[str]:
         f"{counted(contents['distinct'], 'distinct page content')}, {contents['with_bytes']:,} with bytes "
         f"({contents['bytes']:,} bytes)"
     )
-    counts = [f"{name} {count:,}" for name, count in body["records"].items()]
-    lines.append(f"records: {', '.join(counts)}")
+    lines += _listed("records", body["records"])
     if body["payload"]:
-        lines.append(
-            "kept payload: " + ", ".join(f"{name} {count:,}" for name, count in body["payload"].items())
-        )
+        lines += _listed("kept payload", body["payload"])
     return lines
+
+
+def _listed(head: str, counts: Mapping[str, int]) -> list[str]:
+    """Counts with their names, in lines that fit below "There"; a name and its count stay together."""
+    text = f"{head}: " + ", ".join(f"{name}\xa0{count:,}" for name, count in counts.items())
+    lines = textwrap.wrap(text, _WIDTH - 2, subsequent_indent="  ", break_on_hyphens=False)
+    return [line.replace("\xa0", " ") for line in lines]
