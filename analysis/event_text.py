@@ -12,6 +12,7 @@ import numpy.typing as npt
 from capture_hooks.events import BY_TABLE, schema
 from capture_hooks.layouts import LAYOUTS
 from replay.order import Moment, moment
+from replay.words import counted
 
 if TYPE_CHECKING:
     from replay.trace.reader import Trace
@@ -159,7 +160,9 @@ class Events:
 
     def _request(self, table: Table, row: int) -> str:
         parts = [f"request {table['phase'][row]}"]
-        parts += [f"{table[name][row]} {name}" for name in ("tokens", "rows") if table[name][row] >= 0]
+        for noun in ("token", "row"):
+            number = int(table[f"{noun}s"][row])
+            parts += [counted(number, noun)] if number >= 0 else []
         return ", ".join(parts) + (f" ({table['mark'][row]})" if table["mark"][row] else "")
 
     def _alloc(self, table: Table, row: int) -> str:
@@ -203,9 +206,8 @@ class Events:
         if table["chunk"][row] >= 0:
             text += f" chunk {table['chunk'][row]}" + (" (last)" if table["last"][row] else "")
         text += f" pages {ids_text(pages)} -> {ids_text(destination)}" if len(pages) else ""
-        text += (
-            f", {len(table.ragged('source')[row])} descriptors{_lengths(table.ragged('item_lengths')[row])}"
-        )
+        text += f", {counted(len(table.ragged('source')[row]), 'descriptor')}"
+        text += _lengths(table.ragged("item_lengths")[row])
         written = {0: ", its store was not finished", 1: ", its store was finished"}
         return text + written.get(int(table["written"][row]), "")
 
@@ -227,7 +229,7 @@ class Events:
         text = f"{table['operation'][row]}{self._room(table, row)} {unit}s"
         text += f" {ids_text(source)} ->" if len(source) else ""
         length = int(table["length"][row])
-        return f"{text} {ids_text(ids)}" + (f", {length} bytes a {unit}" if length >= 0 else "")
+        return f"{text} {ids_text(ids)}" + (f", {counted(length, 'byte')} a {unit}" if length >= 0 else "")
 
     def _mapping(self, table: Table, row: int) -> str:
         pages = table.ragged("pages")[row]

@@ -18,6 +18,7 @@ from analysis.event_text import HEARD, BufferPage, Entry, Events, ids_text
 from replay.descriptors import DescriptorMap
 from replay.order import HappensBefore
 from replay.timeline import Timeline
+from replay.words import counted
 
 if TYPE_CHECKING:
     from replay.trace.reader import Trace
@@ -195,12 +196,9 @@ def timeline_text(trace: Trace, title: str, entries: Sequence[Entry]) -> str:
     common = [f" [{name} {ids_text(layers)}]" for name, layers in places if len(places) == 1]
     if title.startswith("page "):
         common = []  # its title says it
-    lines = _wrapped(f"{title}: {len(entries)} lines; {told}", "  ", "".join(common))
+    lines = _wrapped(f"{title}: {counted(len(entries), 'line')}; {told}", "  ", "".join(common))
     lines += ["~ not ordered against the line above; ms only compares within one host", ""]
     origin = _origins(trace, entries)
-    places = {
-        (entry.buffer, entry.layers) for entry in entries if entry.layers
-    }  # a page's title says its own
     for entry in entries:
         when = (entry.begin_ns - origin[trace.processes[entry.moment.process].host]) / 1e6
         layers = f"  [{entry.buffer} {ids_text(entry.layers)}]" if entry.layers and len(places) > 1 else ""

@@ -137,6 +137,27 @@ def test_attempts_of_one_room_can_be_told_apart(tmp_path: Path) -> None:
         assert texts(request_entries(trace, 1, 1)) == ["request start, 11 rows"]
 
 
+def test_one_thing_is_not_told_as_several(tmp_path: Path) -> None:
+    path = tmp_path / "t.h5"
+    with TraceBuilder(path) as builder:
+        side = builder.process(role="decode")
+        for number in (1, 2):
+            side.request(room=number, tokens=number, rows=number)
+            side.send(room=number, transfer=number, source=[[0, 8]] * number, destination=[[0, 8]] * number)
+            side.copy(room=number, operation="clear", ids=[3], length=number)
+    with open_trace(path) as trace:
+        one, two = (request_entries(trace, number) for number in (1, 2))
+        assert timeline_text(trace, "room 1", one[:1]).startswith("room 1: 1 line; ")
+        assert timeline_text(trace, "room 2", two).startswith("room 2: 3 lines; ")
+
+    assert texts(one) == [
+        "request start, 1 token, 1 row", "send transfer 1, 1 descriptor", "clear pages 3, 1 byte a page"
+    ]  # fmt: skip
+    assert texts(two) == [
+        "request start, 2 tokens, 2 rows", "send transfer 2, 2 descriptors", "clear pages 3, 2 bytes a page"
+    ]  # fmt: skip
+
+
 def test_nothing_of_a_trace_reaches_the_terminal_raw(tmp_path: Path) -> None:
     path = tmp_path / "t.h5"
     with TraceBuilder(path) as builder:
