@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from analysis.printable import printable
 from replay.align import Pair
 from replay.compare import LOGITS_TOLERANCE, SCHEMA, Comparison, Difference
 from replay.verdict import Ranges
@@ -75,8 +76,7 @@ def comparison_json(found: Comparison) -> dict[str, Any]:
 
 
 def _section(label: str, text: str) -> list[str]:
-    clean = "".join(char if char.isprintable() else "?" for char in text)
-    lines = textwrap.wrap(clean, WIDTH - _INDENT, break_on_hyphens=False) or [""]
+    lines = textwrap.wrap(printable(text), WIDTH - _INDENT, break_on_hyphens=False) or [""]
     return [f"  {label}".ljust(_INDENT) + lines[0], *(" " * _INDENT + line for line in lines[1:])]
 
 

@@ -13,6 +13,7 @@ from itertools import groupby, pairwise
 from typing import Any
 
 from analysis.facts import cleared_text, facts_text, scope_text
+from analysis.printable import one_line
 from replay.verdict import Finding, PageFinding, Verdict
 from replay.words import counted, verb
 
@@ -90,7 +91,7 @@ def _name(finding: Finding) -> str:
 
 def _title(group: Sequence[Finding]) -> str:
     first = group[0]
-    return _clean(f"{first.stage}: {_name(first)}, {first.confidence}")
+    return one_line(f"{first.stage}: {_name(first)}, {first.confidence}")
 
 
 def headline(verdict: Verdict) -> str:
@@ -116,9 +117,9 @@ def told(verdict: Verdict) -> list[list[Told]]:
         [
             Told(
                 _title(shown),
-                _clean(_request_text(shown, [])),
-                _clean(_where_text(shown, True)),
-                tuple(_clean(reason) for reason in _reasons(shown, verbose=True)),
+                one_line(_request_text(shown, [])),
+                one_line(_where_text(shown, True)),
+                tuple(one_line(reason) for reason in _reasons(shown, verbose=True)),
                 tuple(shown),
             )
             for shown in _by_request(group)
@@ -348,13 +349,8 @@ def _sentence(text: str) -> str:
     return text if text.endswith((".", "!", "?")) else text + "."
 
 
-def _clean(text: str) -> str:
-    """``text`` without control characters: a trace comes from a stranger, and this goes to a terminal."""
-    return "".join(char if char.isprintable() else "?" for char in " ".join(text.split()))
-
-
 def _wrap(text: str, width: int) -> list[str]:
-    return textwrap.wrap(_clean(text), width, break_on_hyphens=False) or [""]
+    return textwrap.wrap(one_line(text), width, break_on_hyphens=False) or [""]
 
 
 def _fit(text: str) -> list[str]:
@@ -367,7 +363,7 @@ def _quoted(text: str) -> list[str]:
     for line in text.splitlines():
         indent = line[: len(line) - len(line.lstrip())][:20].replace("\t", "  ")
         lines += textwrap.wrap(
-            _clean(line),
+            one_line(line),
             WIDTH - _INDENT,
             initial_indent="  " + indent,
             subsequent_indent="    " + indent,

@@ -11,6 +11,7 @@ from analysis.diff import busiest_request
 from analysis.diff.ownership import Lane, page_of
 from analysis.facts import cleared_text, facts_text
 from analysis.pictures import KINDS, NothingToDrawError, Picture, Wanted, picture, room_text
+from analysis.printable import one_line
 from analysis.report import Told, headline, told, verdict_text
 from analysis.timeline_text import page_entries, request_entries, timeline_text
 from capture_hooks.options import BY_ENV, OPTIONS
@@ -112,21 +113,16 @@ def tell(trace: Trace, verdict: Verdict, name: str = "trace.h5", request: Lane |
         kinds=tuple(_kind(group) for group in told(verdict)),
         pictures=tuple(drawn),
         timelines=tuple(_timelines(trace, verdict, chosen)),
-        not_judged=tuple(dict.fromkeys(clean(f"{item.what}: {item.why}") for item in verdict.not_judged)),
-        hazards=tuple(dict.fromkeys(clean(f"{item.what} ({item.where})") for item in verdict.hazards)),
-        losses=clean(facts_text(verdict.losses)),
-        scope=clean(facts_text(verdict.scope)),
-        coverage=clean(facts_text(verdict.coverage)),
+        not_judged=tuple(dict.fromkeys(one_line(f"{item.what}: {item.why}") for item in verdict.not_judged)),
+        hazards=tuple(dict.fromkeys(one_line(f"{item.what} ({item.where})") for item in verdict.hazards)),
+        losses=one_line(facts_text(verdict.losses)),
+        scope=one_line(facts_text(verdict.scope)),
+        coverage=one_line(facts_text(verdict.coverage)),
         processes=tuple(_process(trace, number) for number in range(len(trace.processes))),
-        repeat=tuple(_repeat(trace, verdict, clean(name), chosen)),
+        repeat=tuple(_repeat(trace, verdict, one_line(name), chosen)),
         version=_version(),
         undrawn=tuple(undrawn),
     )
-
-
-def clean(text: str) -> str:
-    """``text`` on one line, without control characters."""
-    return "".join(char if char.isprintable() else "?" for char in " ".join(text.split()))
 
 
 def _version() -> str:
@@ -145,10 +141,10 @@ def _rungs(verdict: Verdict) -> Iterable[Rung]:
             rooms = len({finding.request.room for finding in found})
             kinds = ", ".join(dict.fromkeys(f"{f.kind.replace('-', ' ')} ({f.code})" for f in found))
             said = f"{kinds}: {rooms} request{'s' if rooms > 1 else ''}"
-            yield Rung(stage, COMPARES[stage], "finding", clean(said))
+            yield Rung(stage, COMPARES[stage], "finding", one_line(said))
         elif cleared:
             rest = cleared_text(cleared[0], verdict.scope).removeprefix(stage).strip().strip("()")
-            yield Rung(stage, COMPARES[stage], "clear", clean(rest))
+            yield Rung(stage, COMPARES[stage], "clear", one_line(rest))
         elif stage in outside:
             yield Rung(stage, COMPARES[stage], "not in scope", "the trace holds nothing to judge it by")
         else:
@@ -198,7 +194,7 @@ def _draw(trace: Trace, verdict: Verdict, request: Lane | None) -> tuple[list[Pi
         try:
             drawn.append(picture(kind, trace, verdict, Wanted(request)))
         except NothingToDrawError as error:
-            undrawn.append(clean(f"{kind}: {error}"))
+            undrawn.append(one_line(f"{kind}: {error}"))
     return drawn, undrawn
 
 
@@ -212,7 +208,7 @@ def _timelines(trace: Trace, verdict: Verdict, request: Lane | None) -> Iterable
     accused = page_of(trace, mine)
     if accused is not None:
         place = accused[0]
-        name = clean(f"page {place.page} of {place.name} layer {place.layer}")
+        name = one_line(f"page {place.page} of {place.name} layer {place.layer}")
         owner = trace.processes[place.process]
         text = timeline_text(trace, f"{name}, {owner.role} rank {owner.rank}", page_entries(trace, place))
         yield f"The {name}", _shortened(text)
@@ -238,7 +234,7 @@ def _process(trace: Trace, number: int) -> ProcessTold:
         *(("cache", text) for text in _caches(trace, number)),
     ]
     name = f"{info.role} rank {info.rank}"
-    return ProcessTold(clean(name), tuple((label, clean(str(text))) for label, text in facts if text))
+    return ProcessTold(one_line(name), tuple((label, one_line(str(text))) for label, text in facts if text))
 
 
 def _options(info: ProcessInfo) -> str:
@@ -279,7 +275,7 @@ def _repeat(trace: Trace, verdict: Verdict, name: str, request: Lane | None) -> 
     if accused is not None:
         place = accused[0]
         yield (
-            f"replay timeline {name} --page {clean(place.name)}/{place.layer}/{place.page} "
+            f"replay timeline {name} --page {one_line(place.name)}/{place.layer}/{place.page} "
             f"--process {place.process}",
             "all events of this page",
         )

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from analysis.event_text import HEARD, BufferPage, Entry, Events, ids_text
+from analysis.printable import printable
 from replay.descriptors import DescriptorMap
 from replay.order import HappensBefore
 from replay.timeline import Timeline
@@ -211,7 +212,7 @@ def timeline_text(trace: Trace, title: str, entries: Sequence[Entry]) -> str:
 def _wrapped(text: str, indent: str, tail: str = "") -> list[str]:
     """``text`` in lines of at most 80 columns, which an issue shows without a scroll bar; ``tail`` stays together."""
     lines = [""]
-    for word in [*re.split(r"(?<=\S)(?= +\S)", _clean(text)), _clean(tail)]:
+    for word in [*re.split(r"(?<=\S)(?= +\S)", printable(text)), printable(tail)]:
         if len(lines[-1]) + len(word) > WIDTH and lines[-1].strip():
             lines.append(indent + word.lstrip())
         else:
@@ -258,8 +259,3 @@ def _origins(trace: Trace, entries: Sequence[Entry]) -> dict[str, int]:
         host = trace.processes[entry.moment.process].host
         origin[host] = min(origin.get(host, entry.begin_ns), entry.begin_ns)
     return origin
-
-
-def _clean(text: str) -> str:
-    """A trace comes from a stranger, and this goes to a terminal."""
-    return "".join(char if char.isprintable() else "?" for char in text)

@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from analysis.printable import printable
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -62,7 +64,7 @@ def title(figure: Figure, text: str) -> None:
 
 def plain(text: str) -> str:
     """``text`` as it is: no dollar sign of it begins a formula, no character of it controls anything."""
-    return "".join(char if char.isprintable() else "?" for char in text).replace("$", r"\$")
+    return printable(text).replace("$", r"\$")
 
 
 def colormap(colors: Sequence[str]) -> Any:
