@@ -9,9 +9,10 @@ from dataclasses import asdict
 from typing import Any
 
 from analysis.printable import printable
+from analysis.report import count_text, extent_text
 from replay.align import Pair
 from replay.compare import LOGITS_TOLERANCE, SCHEMA, Comparison, Difference
-from replay.verdict import Ranges
+from replay.words import counted
 
 WIDTH = 80
 _INDENT = 14
@@ -43,7 +44,8 @@ def comparison_text(found: Comparison, verbose: bool = False) -> str:
     if found.compared:
         out += _section("compared", ", ".join(f"{stage} {n:,}" for stage, n in found.compared.items() if n))
     if found.not_compared:
-        out += _section("left out", "; ".join(f"{n:,} looks: {why}" for why, n in found.not_compared.items()))
+        left_out = [f"{counted(n, 'look')}: {why}" for why, n in found.not_compared.items()]
+        out += _section("left out", "; ".join(left_out))
     if found.largest_logit_difference:
         out += _section(
             "logits", f"differ by at most {found.largest_logit_difference:.2g} of the largest one"
@@ -102,40 +104,19 @@ def _where(item: Difference) -> str:
 
 
 def _extent(item: Difference) -> list[str]:
-    if item.detail:
-        return [item.detail]
-    parts = []
-    if item.value_rows and item.value_rows == item.scale_rows:
-        parts.append(f"rows {_rows(item.value_rows)}")
-    else:
-        parts += [
-            f"{what} of rows {_rows(rows)}"
-            for what, rows in (("values", item.value_rows), ("scales", item.scale_rows))
-            if rows
-        ]
-    parts.append("bytes " + ", ".join(f"[{a},{b})" for a, b in item.byte_ranges[:4]))
-    if len(item.byte_ranges) > 4:
-        parts[-1] += f" and {len(item.byte_ranges) - 4} more ranges"
-    if item.bytes_differing is not None:
-        parts.append(f"{item.bytes_differing:,} bytes differ")
-    return parts
-
-
-def _rows(ranges: Ranges) -> str:
-    shown = ", ".join(str(a) if a == b else f"{a}..{b}" for a, b in ranges[:4])
-    return shown + (f" and {len(ranges) - 4} more" if len(ranges) > 4 else "")
+    return [item.detail] if item.detail else [*extent_text(item), *count_text([item])]
 
 
 def _counts(differences: Sequence[Difference]) -> str:
     stages = Counter(item.stage for item in differences)
     requests = len({id(item.pair) for item in differences})
     told = ", ".join(f"{n:,} at the {stage}" for stage, n in stages.items())
-    return f"{len(differences):,} differences in {requests:,} of the requests: {told}; -v lists them"
+    return f"{counted(len(differences), 'difference')} in {requests:,} of the requests: {told}; -v lists them"
 
 
 def _aligned(found: Comparison) -> str:
     ways = Counter(pair.by for pair in found.pairs)
-    text = "; ".join(f"{n:,} requests {_BY[by]}" for by, n in ways.items()) or "no request"
+    text = "; ".join(f"{counted(n, 'request')} {_BY[by]}" for by, n in ways.items()) or "no request"
     for name, alone in (("good", found.alone_good), ("bad", found.alone_bad)):
         if alone:
             text += f"; {len(alone):,} of the {name} run without a partner"
@@ -150,5 +131,6 @@ def _table(differences: Sequence[Difference]) -> list[str]:
         own = ", appended" if item.appended else ""
         where = f"{item.role} {item.rank}, {item.buffer} {item.layer}, {page}"
         head = f"{item.stage} {item.look}{own}, room {rooms}, {where}"
-        lines += textwrap.wrap(f"{head}: {', '.join(_extent(item))}", WIDTH, subsequent_indent="    ")
+        text = printable(f"{head}: {', '.join(_extent(item))}")
+        lines += textwrap.wrap(text, WIDTH, subsequent_indent="    ")
     return lines

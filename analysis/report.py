@@ -10,12 +10,15 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from analysis.facts import cleared_text, facts_text, scope_text
 from analysis.printable import one_line
 from replay.verdict import Finding, PageFinding, Verdict
 from replay.words import counted, verb
+
+if TYPE_CHECKING:
+    from replay.compare import Difference
 
 WIDTH = 80
 LINES = 15
@@ -192,11 +195,11 @@ def _pages_text(finding: Finding, counted: Sequence[PageFinding]) -> str:
     text = f"logical {_noun(logical)} {_run(logical)} = {finding.role} {_noun(physical)} {_run(physical)}"
     alike = [list(found) for _, found in groupby(pages, key=_extent)]
     if len(alike) == 1:
-        return ", ".join([text, *_extent_text(pages[0]), *_count_text(counted)])
+        return ", ".join([text, *extent_text(pages[0]), *count_text(counted)])
     parts = [text]
     for found in alike[:3]:
         named = [page.logical for page in found]
-        said = ", ".join([*_extent_text(found[0]), *_count_text(found)])
+        said = ", ".join([*extent_text(found[0]), *count_text(found)])
         parts.append(f"{_noun(named)} {_run(named)}: {said}")
     if len(alike) > 3:
         parts.append("and others, see -v")
@@ -215,7 +218,8 @@ def _places(finding: Finding) -> list[tuple[Any, ...]]:
     return [(page.logical, page.physical, *_extent(page)) for page in finding.pages]
 
 
-def _extent_text(page: PageFinding) -> list[str]:
+def extent_text(page: PageFinding | Difference) -> list[str]:
+    """Rows and bytes of ``page`` that differ."""
     parts = []
     if page.value_rows and page.value_rows == page.scale_rows:
         parts.append(_rows(page.value_rows))
@@ -231,7 +235,7 @@ def _extent_text(page: PageFinding) -> list[str]:
     return parts
 
 
-def _count_text(pages: Sequence[PageFinding]) -> list[str]:
+def count_text(pages: Sequence[PageFinding | Difference]) -> list[str]:
     """How many bytes differ in each of ``pages``; nothing where the bytes were not kept."""
     counts = [page.bytes_differing for page in pages if page.bytes_differing is not None]
     if not counts:

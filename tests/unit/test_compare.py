@@ -7,8 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from analysis.compare_text import comparison_text
+from replay.align import Pair
 from replay.cli import run
-from replay.compare import Comparison, compare
+from replay.compare import Comparison, Difference, compare
 from replay.trace.reader import open_trace
 from tests.scenarios.scene import Scene
 from tests.scenarios.side import Job
@@ -198,3 +200,20 @@ def test_the_command_says_and_writes_what_differs(tmp_path: Path, capsys: pytest
     assert run(["diff", paths[0]]) == 2
     (tmp_path / "junk.h5").write_bytes(b"no")
     assert run(["diff", paths[0], str(tmp_path / "junk.h5")]) == 4
+
+
+def test_names_of_a_trace_reach_the_terminal_as_text_and_one_of_anything_is_one() -> None:
+    pair = Pair((1, 0), (1, 0), "room", 64)
+    hostile = "\x1b[2Jindex_k"
+    item = Difference("wire", "RC", pair, "decode", 0, hostile, 3, 0, 5, 6, value_rows=((7, 7),),
+                      byte_ranges=((900, 901),), bytes_differing=1)  # fmt: skip
+    found = Comparison([pair], [], [], {"wire": 1}, {"no partner": 1}, [item])
+
+    text = comparison_text(found, verbose=True)
+
+    assert text.count("?[2Jindex_k") == 2
+    assert "\x1b" not in text
+    flat = " ".join(text.split())
+    assert flat.count("values of row 7, bytes [900,901), 1 byte differs") == 2
+    assert "1 request by room" in flat
+    assert "1 look: no partner" in flat
