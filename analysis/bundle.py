@@ -29,7 +29,6 @@ from replay.judge import judge
 from replay.judge_options import JudgeOptions
 from replay.scope import Scope
 from replay.scrub import Scrub
-from replay.trace.errors import TraceError
 from replay.trace.merge import copy
 from replay.trace.reader import Trace, open_trace
 from replay.trace.writer import TraceWriter
@@ -293,4 +292,4 @@ def _child(args: list[str], folder: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-__all__ = ["FILES", "Bundle", "BundleError", "TraceError", "make", "prove", "zipped"]
+__all__ = ["FILES", "Bundle", "BundleError", "make", "prove", "zipped"]

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from analysis.markdown import fenced
 from analysis.story import Story
+from replay.words import counted
 
 #: What the key bytes mean for whoever sends them.
 WARNING = (
@@ -25,7 +26,7 @@ def replay_md(story: Story, files: Mapping[str, str], left_out: Sequence[str], c
     listed = "\n".join(f"- `{name}`: {about}" for name, about in files.items() if name != "REPLAY.md")
     gone = "\n".join(f"- {text}" for text in (*left_out, NEVER))
     shows = (
-        f"`python repro.py` shows {cases} difference{'' if cases == 1 else 's'} from `pages.npz`; it needs numpy alone."
+        f"`python repro.py` shows {counted(cases, 'difference')} from `pages.npz`; it needs numpy alone."
         if cases
         else "The verdict names no difference that `repro.py` could show."
     )

@@ -8,6 +8,7 @@ from jinja2 import Environment, StrictUndefined
 
 from analysis.plots import inline_svg
 from analysis.story import PAGE_HEADS, Story
+from replay.words import counted
 
 _TEMPLATE = "report.html.j2"
 
@@ -19,4 +20,6 @@ def report_html(story: Story) -> str:
     )
     text = (resources.files("analysis") / "templates" / _TEMPLATE).read_text(encoding="utf-8")
     svgs = {picture.kind: inline_svg(picture.figure, picture.kind) for picture in story.pictures}
-    return environment.from_string(text).render(story=story, svgs=svgs, page_heads=PAGE_HEADS)
+    return environment.from_string(text).render(
+        story=story, svgs=svgs, page_heads=PAGE_HEADS, counted=counted
+    )

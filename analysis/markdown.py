@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable
 
 from analysis.story import Story
+from replay.words import counted
 
 #: Characters of a body; GitHub takes 65,536.
 LIMIT = 60_000
@@ -40,7 +41,7 @@ def _details(story: Story) -> Iterable[tuple[str, str]]:
         lines = []
         for one in kind.shown:
             lines += [one.request, one.where, *(f"- {reason}" for reason in one.reasons), ""]
-        lines += [f"and {kind.more:,} more requests"] if kind.more else []
+        lines += [f"and {counted(kind.more, 'more request')}"] if kind.more else []
         yield f"Evidence: {kind.title}", "\n".join(lines).rstrip()
     if story.not_judged or story.hazards:
         lines = [f"not judged: {text}" for text in story.not_judged]

@@ -11,6 +11,7 @@ from analysis.diff.ownership import Lane, page_of
 from analysis.event_text import BufferPage
 from analysis.report import headline
 from replay.verdict import Verdict
+from replay.words import counted, verb
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -65,10 +66,6 @@ def room_text(request: Lane) -> str:
     return f"room {request[0]}" + (f" attempt {request[1]}" if request[1] else "")
 
 
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
 def _request(trace: Trace, verdict: Verdict, wanted: Wanted) -> Lane:
     chosen = wanted.request or diff.busiest_request(trace, verdict)
     if chosen is None:
@@ -81,7 +78,9 @@ def _grid(trace: Trace, verdict: Verdict, wanted: Wanted) -> Picture:
     grid = diff.stage_grid(trace, verdict, *request)
     if grid is None:
         raise NothingToDrawError(f"this trace has no page of {room_text(request)}.")
-    said = f"{room_text(request)}: {_count(len(grid.logical), 'page')} in {_count(len(grid.layers), 'layer')}"
+    said = (
+        f"{room_text(request)}: {counted(len(grid.logical), 'page')} in {counted(len(grid.layers), 'layer')}"
+    )
     return Picture(
         "grid",
         plots.stage_grid(grid, f"{headline(verdict)}\n{said}"),
@@ -98,7 +97,11 @@ def _bytes(trace: Trace, verdict: Verdict, wanted: Wanted) -> Picture:
     if page is None:
         raise NothingToDrawError(f"{name} was not seen at two stages, so there is nothing to compare.")
     count = page.differing
-    differ = "rows differ; the bytes were not kept" if count is None else f"{count:,} bytes differ"
+    differ = (
+        "rows differ; the bytes were not kept"
+        if count is None
+        else f"{counted(count, 'byte')} {verb(count, 'differs', 'differ')}"
+    )
     said = f"{name}: {page.stages[1]} (page {page.pages[1]}) against {page.stages[0]} (page {page.pages[0]})"
     return Picture(
         "bytes",
@@ -137,9 +140,7 @@ def _rows(trace: Trace, verdict: Verdict, wanted: Wanted) -> Picture:
     grid = diff.row_grid(trace, *request)
     if grid is None:
         raise NothingToDrawError(f"this trace has no row digests of {room_text(request)}.")
-    said = (
-        f"{room_text(request)}: {_count(grid.states.shape[2], 'row')} in {_count(len(grid.layers), 'layer')}"
-    )
+    said = f"{room_text(request)}: {counted(grid.states.shape[2], 'row')} in {counted(len(grid.layers), 'layer')}"
     return Picture(
         "rows",
         plots.row_grid(grid, f"{headline(verdict)}\n{said}"),
@@ -158,7 +159,7 @@ def _ownership(trace: Trace, verdict: Verdict, wanted: Wanted) -> Picture:
     name = f"page {place.page} of {place.name} layer {place.layer}"
     if page is None:
         raise NothingToDrawError(f"nothing in this trace touched {name}.")
-    said = f"{name}, {page.owner}: {_count(len(page.lanes), 'request')}"
+    said = f"{name}, {page.owner}: {counted(len(page.lanes), 'request')}"
     return Picture(
         "ownership",
         plots.ownership(page, f"{name}, {page.owner}\nwho owned it, and whose writes were in flight"),
@@ -181,7 +182,7 @@ def _logits(trace: Trace, verdict: Verdict, wanted: Wanted) -> Picture:
             f"no read of {room_text(request)} was recorded with its logits and page bytes (KV_REPLAY_READ_EVERY)."
         )
     layers, steps = grid.error.shape
-    said = f"{room_text(request)}: {_count(steps, 'recorded step')} in {_count(layers, 'layer')}"
+    said = f"{room_text(request)}: {counted(steps, 'recorded step')} in {counted(layers, 'layer')}"
     return Picture(
         "logits",
         plots.read_grid(grid, f"{headline(verdict)}\n{said}"),
@@ -194,7 +195,7 @@ def _logits(trace: Trace, verdict: Verdict, wanted: Wanted) -> Picture:
 def rate_picture(points: Sequence[diff.Rate], of: str) -> Picture:
     """Requests hit against the load."""
     hit, served = sum(point.hit for point in points), sum(point.requests for point in points)
-    said = f"{len(points)} loads: {hit:,} of {served:,} requests hit"
+    said = f"{counted(len(points), 'load')}: {hit:,} of {counted(served, 'request')} hit"
     return Picture(
         RATE,
         plots.rates(points, f"Requests hit against the load\n{of}"),

@@ -16,6 +16,7 @@ from analysis.report import Told, headline, told, verdict_text
 from analysis.timeline_text import page_entries, request_entries, timeline_text
 from capture_hooks.options import BY_ENV, OPTIONS
 from replay.verdict import STAGES, Verdict
+from replay.words import counted
 
 if TYPE_CHECKING:
     from replay.trace.reader import ProcessInfo, Trace
@@ -140,7 +141,7 @@ def _rungs(verdict: Verdict) -> Iterable[Rung]:
         if found:
             rooms = len({finding.request.room for finding in found})
             kinds = ", ".join(dict.fromkeys(f"{f.kind.replace('-', ' ')} ({f.code})" for f in found))
-            said = f"{kinds}: {rooms} request{'s' if rooms > 1 else ''}"
+            said = f"{kinds}: {counted(rooms, 'request')}"
             yield Rung(stage, COMPARES[stage], "finding", one_line(said))
         elif cleared:
             rest = cleared_text(cleared[0], verdict.scope).removeprefix(stage).strip().strip("()")
@@ -258,7 +259,8 @@ def _caches(trace: Trace, number: int) -> list[str]:
             key = tuple(table[name][row] for name in columns)
             layers.setdefault(key, []).append(int(table["layer"][row]))
     return [
-        f"{name}: {len(found)} layers, {pages:,} pages, format {form}, pitch {pitch:,}, item length {length:,}"
+        f"{name}: {counted(len(found), 'layer')}, {counted(pages, 'page')}, format {form}, pitch {pitch:,}, "
+        f"item length {length:,}"
         for (name, form, pages, pitch, length), found in layers.items()
     ]
 

@@ -2,7 +2,7 @@
 
 from analysis.diff.grid import JUDGED, StageGrid, State, busiest_request, stage_grid
 from analysis.diff.ownership import Ownership, Span, ownership
-from analysis.diff.page_bytes import ByteState, PageBytes, first_wrong_page, page_bytes
+from analysis.diff.page_bytes import ByteState, PageBytes, page_bytes
 from analysis.diff.rates import Rate, rate_of, rates_from_summary, wilson
 from analysis.diff.reads import ReadGrid, read_grid
 from analysis.diff.rows import RowGrid, RowState, row_grid
@@ -22,7 +22,6 @@ __all__ = [
     "StageGrid",
     "State",
     "busiest_request",
-    "first_wrong_page",
     "ownership",
     "page_bytes",
     "rate_of",

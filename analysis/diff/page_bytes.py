@@ -11,7 +11,6 @@ import numpy.typing as npt
 
 from analysis.diff.seen import SNAPSHOTS, Seen, is_step, prompt_rows, references, snapshots_of
 from capture_hooks.layouts import LAYOUTS, Layout
-from replay.verdict import Finding, Verdict
 
 if TYPE_CHECKING:
     from replay.trace.reader import Trace
@@ -103,14 +102,6 @@ def compare_rows(layout: Layout, values: npt.NDArray[np.bool_], scales: tuple[U8
 def _row_of_byte(layout: Layout) -> I64:
     rows = np.arange(layout.rows)
     return np.concatenate([np.repeat(rows, layout.value_bytes), np.repeat(rows, layout.scale_bytes)])
-
-
-def first_wrong_page(verdict: Verdict) -> tuple[Finding, int] | None:
-    """The first finding that names a page, and that page's logical number."""
-    for finding in verdict.findings:
-        if finding.pages:
-            return finding, finding.pages[0].logical
-    return None
 
 
 def page_bytes(

@@ -8,6 +8,7 @@ import numpy as np
 
 from analysis.diff import Ownership, Span
 from analysis.plots import style
+from replay.words import counted
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -99,8 +100,7 @@ def _times(ax: Axes, page: Ownership, across: float) -> None:
         ax.tick_params(axis="x", length=2, labelsize=7)
         label += "; below them milliseconds"
     if page.left_out:
-        one = page.left_out == 1
-        label += f"\n{page.left_out:,} other request{'' if one else 's'} had the page at other times"
+        label += f"\n{counted(page.left_out, 'other request')} had the page at other times"
     ax.set_xlabel(label, fontsize=8, color=style.INK)
 
 
