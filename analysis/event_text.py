@@ -28,7 +28,7 @@ TOLD, HEARD = " told ", " heard "
 class Entry:
     """One event. ``layers`` are the layers it was recorded for; ``ordered``: proved to come after the entry above.
 
-    ``room``, ``attempt`` and ``transfer`` are those of the record, -1 (0 for the attempt) where it has none.
+    ``room``, ``attempt``, ``transfer`` and ``state`` are those of the record; -1, 0, -1 and "" where it has none.
     """
 
     moment: Moment
@@ -42,6 +42,7 @@ class Entry:
     room: int = -1
     attempt: int = 0
     transfer: int = -1
+    state: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,9 @@ class BufferPage:
     name: str
     layer: int
     page: int
+
+    def __str__(self) -> str:
+        return f"page {self.page} of {self.name} layer {self.layer}"
 
 
 class Events:
@@ -71,8 +75,8 @@ class Events:
         """Entries of ``rows`` of the table ``name``."""
         table = self._trace.table(name)
         describe: Callable[[Table, int], str] = getattr(self, f"_{name}")
-        room, attempt, transfer = (
-            table[key] if key in _columns(name) else None for key in ("room", "attempt", "transfer")
+        room, attempt, transfer, state = (
+            table[key] if key in _columns(name) else None for key in ("room", "attempt", "transfer", "state")
         )
         for number in rows:
             row = int(number)
@@ -91,6 +95,7 @@ class Events:
                 room=-1 if room is None else int(room[row]),
                 attempt=0 if attempt is None else int(attempt[row]),
                 transfer=-1 if transfer is None else int(transfer[row]),
+                state="" if state is None else str(state[row]),
             )
 
     def buffers_like(self, place: BufferPage) -> list[int]:

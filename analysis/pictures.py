@@ -156,13 +156,12 @@ def _ownership(trace: Trace, verdict: Verdict, wanted: Wanted) -> Picture:
         raise NothingToDrawError("no finding names a page; say which with --page BUFFER/LAYER/PAGE.")
     place, about = chosen
     page = diff.ownership(trace, place, about)
-    name = f"page {place.page} of {place.name} layer {place.layer}"
     if page is None:
-        raise NothingToDrawError(f"nothing in this trace touched {name}.")
-    said = f"{name}, {page.owner}: {counted(len(page.lanes), 'request')}"
+        raise NothingToDrawError(f"nothing in this trace touched {place}.")
+    said = f"{place}, {page.owner}: {counted(len(page.lanes), 'request')}"
     return Picture(
         "ownership",
-        plots.ownership(page, f"{name}, {page.owner}\nwho owned it, and whose writes were in flight"),
+        plots.ownership(page, f"{place}, {page.owner}\nwho owned it, and whose writes were in flight"),
         said,
         "One line a request, in the order that the trace proves, not to scale. A write that was in flight while "
         "another request owned the page is hatched.",

@@ -13,7 +13,7 @@ from analysis.facts import cleared_text, facts_text
 from analysis.pictures import KINDS, NothingToDrawError, Picture, Wanted, picture, room_text
 from analysis.printable import one_line
 from analysis.report import Told, headline, told, verdict_text
-from analysis.timeline_text import page_entries, request_entries, timeline_text
+from analysis.timeline_text import page_entries, page_title, request_entries, timeline_text
 from capture_hooks.options import BY_ENV, OPTIONS
 from replay.verdict import STAGES, Verdict
 from replay.words import counted
@@ -209,10 +209,8 @@ def _timelines(trace: Trace, verdict: Verdict, request: Lane | None) -> Iterable
     accused = page_of(trace, mine)
     if accused is not None:
         place = accused[0]
-        name = one_line(f"page {place.page} of {place.name} layer {place.layer}")
-        owner = trace.processes[place.process]
-        text = timeline_text(trace, f"{name}, {owner.role} rank {owner.rank}", page_entries(trace, place))
-        yield f"The {name}", _shortened(text)
+        text = timeline_text(trace, page_title(trace, place), page_entries(trace, place), place_told=True)
+        yield f"The {one_line(str(place))}", _shortened(text)
 
 
 def _shortened(text: str) -> str:

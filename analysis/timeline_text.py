@@ -186,17 +186,26 @@ def _is_key_of(key: str, room: int, attempt: int | None) -> bool:
     return bool(dot) and head == str(room) and (attempt is None or tail == str(attempt))
 
 
-def timeline_text(trace: Trace, title: str, entries: Sequence[Entry]) -> str:
-    """``entries`` as lines: proof of order, process, sequence number, milliseconds, layers, and what it was."""
+def page_title(trace: Trace, place: BufferPage) -> str:
+    """The page, and whose it is."""
+    owner = trace.processes[place.process]
+    return f"{place}, {owner.role} rank {owner.rank}"
+
+
+def timeline_text(trace: Trace, title: str, entries: Sequence[Entry], *, place_told: bool = False) -> str:
+    """``entries`` as lines: proof of order, process, sequence number, milliseconds, layers, and what it was.
+
+    Where all are of the same layers these stand beside the title, unless it tells them itself (``place_told``).
+    """
     names = [_process_name(trace, number) for number in range(len(trace.processes))]
     wide = max((len(names[entry.moment.process]) for entry in entries), default=0)
     told = ", ".join(
         f"{name} is {p.role} rank {p.rank}" for name, p in zip(names, trace.processes, strict=True)
     )
     places = {(entry.buffer, entry.layers) for entry in entries if entry.layers}
-    common = [f" [{name} {ids_text(layers)}]" for name, layers in places if len(places) == 1]
-    if title.startswith("page "):
-        common = []  # its title says it
+    common = [
+        f" [{name} {ids_text(layers)}]" for name, layers in places if len(places) == 1 and not place_told
+    ]
     lines = _wrapped(f"{title}: {counted(len(entries), 'line')}; {told}", "  ", "".join(common))
     lines += ["~ not ordered against the line above; ms only compares within one host", ""]
     origin = _origins(trace, entries)

@@ -159,7 +159,7 @@ def _chosen(named: Sequence[tuple[Entry, Lane]], about: Lane | None) -> set[Lane
 
 def _kind(entry: Entry) -> str:
     names = {"snapshot": "look", "receive": "announce", "transfer_state": "state"}
-    if entry.kind == "transfer_state" and any(f" {state}" in entry.text for state in _OVER):
+    if entry.state in _OVER:
         return "over"
     return names.get(entry.kind, entry.kind)
 

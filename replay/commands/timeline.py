@@ -67,7 +67,13 @@ def command(
         raise click.UsageError("give either --request ROOM or --page BUFFER/LAYER/PAGE.")
 
     from analysis.event_text import BufferPage
-    from analysis.timeline_text import page_entries, request_entries, timeline_json, timeline_text
+    from analysis.timeline_text import (
+        page_entries,
+        page_title,
+        request_entries,
+        timeline_json,
+        timeline_text,
+    )
     from replay.rooms import check_request
     from replay.trace.reader import open_trace
 
@@ -83,10 +89,9 @@ def command(
                 raise click.UsageError(_several(trace, owners))
             found = []
             for number in owners:
-                owner = trace.processes[number]
-                title = f"page {page[2]} of {page[0]} layer {page[1]}, {owner.role} rank {owner.rank}"
-                title += f" (--process {number})" if len(owners) > 1 else ""
-                found.append((title, page_entries(trace, BufferPage(number, *page))))
+                place = BufferPage(number, *page)
+                title = page_title(trace, place) + (f" (--process {number})" if len(owners) > 1 else "")
+                found.append((title, page_entries(trace, place)))
         if as_json:
             ((title, entries),) = found
             click.echo(to_json({"schema": SCHEMA, "title": title, "events": timeline_json(trace, entries)}))
@@ -94,8 +99,10 @@ def command(
         for number, (title, entries) in enumerate(found):
             if number:
                 click.echo()
-            told = timeline_text(trace, title, entries) if entries else f"{title}: nothing in this trace"
-            click.echo(told)
+            if entries:
+                click.echo(timeline_text(trace, title, entries, place_told=page is not None))
+            else:
+                click.echo(f"{title}: nothing in this trace")
 
 
 def owner_of(trace: Trace, page: tuple[str, int, int], process: int | None) -> int:

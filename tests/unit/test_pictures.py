@@ -21,6 +21,7 @@ from analysis.plots.style import inline_svg
 from capture_hooks.layouts import layout
 from replay import cli
 from replay.judge import JudgeOptions, judge
+from replay.trace.builder import TraceBuilder
 from replay.trace.reader import open_trace
 from replay.verdict import Verdict
 from tests.scenarios import pattern
@@ -206,6 +207,20 @@ def test_a_healthy_page_has_nothing_contested(tmp_path: Path) -> None:
     assert [room for room, _ in page.lanes] == [5, 6]
     assert page.contested == ()
     assert not any(span.open for span in page.spans)
+
+
+def test_what_is_said_of_a_transfer_does_not_end_it(tmp_path: Path) -> None:
+    with TraceBuilder(tmp_path / "t.h5") as builder:
+        side = builder.process(role="decode")
+        side.buffer(buffer=0, name="index_k", layer=0, format="fp8", pages=8, pitch=8448, address=1 << 32)
+        side.send(room=5, transfer=1, source=[[1 << 32, 10]], destination=[[0, 10]], agent="x")
+        side.transfer_state(room=5, transfer=1, state="posted", detail="not done")
+        side.alloc(room=6, pages=[0])
+    with open_trace(tmp_path / "t.h5") as trace:
+        page = diff.ownership(trace, BufferPage(0, "index_k", 0, 0))
+
+    assert page is not None
+    assert [span.open for span in page.spans if span.kind == "send"] == [True]
 
 
 def test_clocks_of_two_hosts_are_not_shown_side_by_side(tmp_path: Path) -> None:
