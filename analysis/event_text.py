@@ -10,7 +10,6 @@ import numpy as np
 import numpy.typing as npt
 
 from capture_hooks.events import BY_TABLE, schema
-from capture_hooks.layouts import LAYOUTS
 from replay.order import Moment, moment
 from replay.words import counted
 
@@ -105,19 +104,6 @@ class Events:
             for (process, buffer), (name, layer, _) in self._buffers.items()
             if (process, name, layer) == (place.process, place.name, place.layer)
         ]
-
-    def stores_into(self, place: BufferPage, ids: Sequence[int]) -> I64:
-        """Rows of stores that wrote a row of the page."""
-        table = self._trace.table("store")
-        if not ids:
-            return np.zeros(0, np.int64)
-        layout = LAYOUTS.get(self._buffers[(place.process, ids[0])][2])
-        if layout is None:
-            return np.zeros(0, np.int64)
-        slots = table.ragged("slots")
-        hit = np.zeros(len(table), bool)
-        hit[slots.owner()[slots.values // layout.rows == place.page]] = True
-        return np.flatnonzero(hit & (table["process"] == place.process) & np.isin(table["buffer"], ids))
 
     def sends_touching(self, place: BufferPage, ids: Sequence[int]) -> I64:
         """Rows of sends that read the page in its own process or write it from another."""

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from analysis.event_text import HEARD, BufferPage, Entry, Events, ids_text
 from analysis.printable import printable
 from replay.descriptors import DescriptorMap
+from replay.local_writes import LocalWrites
 from replay.order import HappensBefore
 from replay.timeline import Timeline
 from replay.words import counted
@@ -122,11 +123,34 @@ def page_entries(trace: Trace, place: BufferPage) -> list[Entry]:
         ("read", "table", True),
     ):
         found += events.entries(name, here(trace.table(name), column, buffers))
-    found += events.entries("store", events.stores_into(place, ids))
+    stores, copies = _local(trace, place, ids)
+    found += events.entries("store", stores)
+    found += events.entries("copy", copies)
     sends = events.sends_touching(place, ids)
     found += events.entries("send", sends)
     found += events.entries("transfer_state", events.states_of(sends, lambda table: np.zeros(0, np.int64)))
     return in_order(trace, found)
+
+
+def _local(trace: Trace, place: BufferPage, ids: Sequence[int]) -> tuple[I64, I64]:
+    """Stores that land in the page, and copies that do or that read it."""
+    timeline = Timeline(trace)
+    numbers = [timeline.buffer_number(place.process, buffer) for buffer in ids]
+    writes = LocalWrites(timeline)
+    # A padding row is no row of the page: a right kernel skips it.
+    landed = [write for n in numbers for write in writes.of_page(n, place.page) if not write.padding]
+    rows = {name: [write.row for write in landed if write.table == name] for name in ("store", "copy")}
+    table = trace.table("copy")
+    source = table.ragged("source_ids")
+    page = source.values.astype(np.int64)
+    by_row = (table["unit"] == "row")[source.owner()]
+    page[by_row] //= max((timeline.buffers[n].layout.rows for n in numbers), default=1)
+    read = np.zeros(len(table), bool)
+    read[source.owner()[page == place.page]] = True
+    read &= (table["process"] == place.process) & np.isin(table["source_buffer"], ids)
+    return np.unique(np.array(rows["store"], np.int64)), np.union1d(
+        rows["copy"], np.flatnonzero(read)
+    ).astype(np.int64)
 
 
 def in_order(trace: Trace, entries: Iterable[Entry]) -> list[Entry]:

@@ -48,7 +48,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """Something at one position: ``kind`` is "store", "read", "look" or "announce"; ``count`` in a row."""
+    """Something at one position: ``kind`` is "store", "copy", "read", "look" or "announce"; ``count`` in a row."""
 
     kind: str
     lane: int

@@ -24,6 +24,7 @@ _SPANS = {
 _MARKS = {
     "announce": (">", style.MUTED, -0.4, "announced to the sender"),
     "store": ("^", style.GREEN, -0.4, "stored into"),
+    "copy": ("s", style.BAD, -0.4, "copied or cleared by its own process"),
     "look": ("d", style.MILD, -0.4, "looked at"),
     "read": ("o", style.BLUE, -0.4, "read"),
 }

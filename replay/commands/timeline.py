@@ -59,7 +59,7 @@ def command(
     process: int | None,
     as_json: bool,
 ) -> None:
-    """List what happened to a request or to a physical page: who stored, sent, received, read and freed it, in order.
+    """List what happened to a request or a page, in order: who stored, copied, sent, received, read and freed it.
 
     A ~ marks a line whose order against the line above is not proved by the trace.
     """

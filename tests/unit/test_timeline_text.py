@@ -8,10 +8,13 @@ from pathlib import Path
 import pytest
 
 from analysis.event_text import BufferPage, Entry
+from analysis.pictures import Wanted, picture
+from analysis.plots import inline_svg
 from analysis.timeline_text import page_entries, request_entries, timeline_text
 from replay import cli
 from replay.trace.builder import TraceBuilder
 from replay.trace.reader import open_trace
+from replay.verdict import Verdict
 from tests.scenarios.scene import Scene
 from tests.scenarios.test_s2_late_foreign_write import overtaken
 
@@ -93,6 +96,36 @@ def test_a_page_of_the_source_lists_its_stores_and_sends(pair: Path) -> None:
         kinds = {entry.kind for entry in page_entries(trace, BufferPage(0, "index_k", 6, 20))}
 
     assert {"alloc", "store", "snapshot", "send", "transfer_state"} <= kinds
+
+
+def test_a_page_tells_what_its_own_process_did_to_it(tmp_path: Path) -> None:
+    path, base, page = tmp_path / "t.h5", 1 << 32, 8448
+    with TraceBuilder(path) as builder:
+        side = builder.process(role="decode")
+        for buffer in (0, 1):
+            side.buffer(buffer=buffer, layer=buffer, pages=8, address=base + buffer * 8 * page)
+        side.store(room=1, buffer=0, slots=[3 * 64, 4 * 64], logical_rows=[0, 64], positions=[0, 64])
+        side.store(room=1, buffer=0, slots=[-1], logical_rows=[0], positions=[0])
+        side.store(room=1, buffer=0, slots=[64], logical_rows=[0], positions=[0], stride=3 * page)
+        side.copy(room=1, operation="clear", buffer=0, ids=[3], length=page)
+        side.copy(room=1, operation="clear", buffer=1, ids=[3], length=page)
+        side.copy(room=1, operation="offload", source_buffer=0, source_ids=[3], ids=[90], length=page)
+        side.copy(room=1, operation="move", unit="row", source_buffer=0, buffer=0, source_ids=[3 * 64 + 63],
+                  ids=[5 * 64], length=132, stride=132)  # fmt: skip
+    with open_trace(path) as trace:
+        told = texts(page_entries(trace, BufferPage(0, "index_k", 0, 3)))
+        last = texts(page_entries(trace, BufferPage(0, "index_k", 0, 7)))
+        drawn = picture("ownership", trace, Verdict("clean"), Wanted(place=BufferPage(0, "index_k", 0, 3)))
+
+    assert [text.replace(" room 1", "") for text in told] == [
+        "store rows 0,64 in slots 192,256",
+        "store rows 0 in slots 64",
+        "clear pages 3, 8,448 bytes a page",
+        "offload pages 3 -> 90, 8,448 bytes a page",
+        "move rows 255 -> 320, 132 bytes a row",
+    ]
+    assert last == [], "the padding row is nobody's"
+    assert "copied or cleared by its own process" in inline_svg(drawn.figure, "a")
 
 
 def test_a_late_thread_is_listed_where_its_edges_allow(tmp_path: Path) -> None:
