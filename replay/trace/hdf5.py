@@ -11,6 +11,7 @@ import math
 import os
 import resource
 import secrets
+import struct
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -22,6 +23,7 @@ import numpy.typing as npt
 
 from replay.trace.errors import DAMAGED, TraceError, reading
 from replay.trace.schema import CHUNK_ROWS, MAX_CHUNK_BYTES, MAX_COLUMN_BYTES, ZSTD_FILTER
+from replay.words import counted, verb
 from replay.writing import WriteError, writing
 
 Array = npt.NDArray[Any]
@@ -30,14 +32,47 @@ Array = npt.NDArray[Any]
 _PLAIN_FILTERS = {1, 2, 3}
 #: Deflate makes at most 1032 bytes of one.
 _MAX_RATIO = 1040
+#: How an HDF5 file begins.
+_SIGNATURE = b"\x89HDF\r\n\x1a\n"
+#: Superblock of versions 2 and 3 (HDF5 File Format Specification 3.0, II.A): signature, version, and, behind sizes,
+#: flags and two addresses, the end of the file; after that the root group's address and a checksum.
+_SUPERBLOCK = struct.Struct("<8sB19xQ12x")
 
 
 def open_file(path: Path) -> Any:
     """Open ``path`` for reading; without locks, so that read-only and network folders work."""
     if not path.exists():
         raise TraceError("there is no such file", str(path), "Check the path")
-    with reading(str(path), "It is no HDF5 file, or it was cut: seal its journal again"):
-        return h5py.File(path, "r", locking=False)
+    place = str(path)
+    with reading(place):
+        try:
+            return h5py.File(path, "r", locking=False)
+        except OSError as error:
+            if error.errno:
+                what = f"it cannot be opened: {os.strerror(error.errno).lower()}"
+                raise TraceError(what, place, "Check its rights, and the disk that it is on") from error
+            what, todo = _why_not_opened(path)
+            if not what:
+                raise
+            raise TraceError(what, place, todo) from error
+
+
+def _why_not_opened(path: Path) -> tuple[str, str]:
+    """What is wrong with a file that HDF5 refuses, as far as its length and its beginning tell, and what to do."""
+    with path.open("rb") as file:
+        head = file.read(_SUPERBLOCK.size)
+    size = path.stat().st_size
+    again = "Seal its journal again, or copy it once more from where it is whole"
+    if not size:
+        return "it is empty", again
+    if not head.startswith(_SIGNATURE[:size]):
+        return "it is no HDF5 file", "Give a trace (.h5), a journal (.journal) or a folder of them"
+    if size < _SUPERBLOCK.size:
+        return f"it was cut: only its first {counted(size, 'byte')} {verb(size, 'is', 'are')} there", again
+    _, version, whole = _SUPERBLOCK.unpack(head)
+    if version in (2, 3) and size < whole:
+        return f"it was cut: {size:,} of its {whole:,} bytes are there", again
+    return "", ""
 
 
 def child(group: Any, name: str, where: str) -> Any | None:

@@ -10,6 +10,7 @@ import h5py
 import numpy as np
 import pytest
 
+from replay.cli import run
 from replay.trace.errors import TraceError
 from replay.trace.reader import open_trace
 from replay.trace.schema import TABLES
@@ -331,3 +332,52 @@ def test_every_table_is_looked_at(path: Path) -> None:
         item.removesuffix(".offsets") for item in found
     }
     assert {name for name in missing if not name.endswith("/seq")} == set()
+
+
+AGAIN = "Seal its journal again, or copy it once more from where it is whole"
+
+
+@pytest.mark.parametrize(
+    ("kept", "told"),
+    [
+        (0, f"it is empty. {AGAIN}"),
+        (1, f"it was cut: only its first 1 byte is there. {AGAIN}"),
+        (47, f"it was cut: only its first 47 bytes are there. {AGAIN}"),
+        (48, f"it was cut: 48 of its {{whole:,}} bytes are there. {AGAIN}"),
+        (-1, f"it was cut: {{left:,}} of its {{whole:,}} bytes are there. {AGAIN}"),
+    ],
+)
+def test_a_cut_file_is_told_in_one_sentence(
+    kept: int, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = small_trace(tmp_path / "t.h5")
+    data = path.read_bytes()
+    path.write_bytes(data[:kept])
+    assert run(["info", str(path)]) == 4
+    told = told.format(whole=len(data), left=len(data) - 1)
+    assert capsys.readouterr().err == f"replay: {path}: {told}\n"
+    assert [f"{problem.where}: {problem.what}" for problem in verify(path).problems] == [
+        f"{path}: {told.partition('. ')[0]}"
+    ]
+
+
+def test_a_file_of_another_kind_and_one_that_nobody_may_read_are_not_called_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "t.h5"
+    path.write_bytes(b"PK\x03\x04 a ZIP file, much longer than the beginning of an HDF5 file")
+    with pytest.raises(TraceError) as caught:
+        open_trace(path)
+    assert str(caught.value) == (
+        f"{path}: it is no HDF5 file. Give a trace (.h5), a journal (.journal) or a folder of them"
+    )
+
+    def refused(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Unable to synchronously open file (errno = 13)")
+
+    monkeypatch.setattr(h5py, "File", refused)
+    with pytest.raises(TraceError) as caught:
+        open_trace(path)
+    assert str(caught.value) == (
+        f"{path}: it cannot be opened: permission denied. Check its rights, and the disk that it is on"
+    )
