@@ -10,7 +10,8 @@ JOBS ?= 2
 TESTS ?=
 DEMO ?=
 SEEDS ?= 20
-OUT ?= accuracy.json
+# Not from the environment, where the name often stands for something else.
+OUT := accuracy.json
 
 VENV := .venv
 BIN := $(VENV)/bin
