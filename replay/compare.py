@@ -19,7 +19,7 @@ from replay.ranges import byte_ranges, ranges
 from replay.timeline import Timeline
 from replay.trace.reader import Trace
 from replay.units import units_of
-from replay.verdict import Ranges
+from replay.verdict import STAGES, Ranges
 
 Bool = npt.NDArray[np.bool_]
 I64 = npt.NDArray[np.int64]
@@ -99,12 +99,11 @@ def compare(good: Trace, bad: Trace, progress: Progress | None = None) -> Compar
     found = Comparison(pairs, alone_good, alone_bad)
     _pages(left, right, found, progress)
     _reads(left, right, found)
-    order = {stage: n for n, stage in enumerate(("store", "source", "wire", "completion", "destination"))}
     numbers = {id(pair): n for n, pair in enumerate(pairs)}
     found.differences.sort(
         key=lambda d: (
             d.appended,
-            order.get(d.stage, 9),
+            STAGES.index(d.stage),
             max(d.read, 0),
             numbers[id(d.pair)],
             d.layer,
@@ -392,11 +391,12 @@ def _read(
     found.compared["read-kernel"] = found.compared.get("read-kernel", 0) + 1
     finite = np.isfinite(logits) & np.isfinite(others)
     scale = float(np.abs(logits[np.isfinite(logits)]).max(initial=0.0)) or 1.0
-    worst = float(np.abs(logits - others)[finite].max(initial=0.0)) / scale
+    gaps = np.abs(logits[finite] - others[finite])
+    worst = float(gaps.max(initial=0.0)) / scale
     found.largest_logit_difference = max(found.largest_logit_difference, worst)
     odd = int((np.isfinite(logits) != np.isfinite(others)).sum())
     if worst > LOGITS_TOLERANCE or odd:
-        bad = int(((np.abs(logits - others) > LOGITS_TOLERANCE * scale) & finite).sum()) + odd
+        bad = int((gaps > LOGITS_TOLERANCE * scale).sum()) + odd
         note(
             "read-kernel",
             f"logits of {bad} of {rows} rows differ by more than {LOGITS_TOLERANCE:g} of the largest",

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -157,6 +158,36 @@ def test_logits_within_the_tolerance_are_equal_and_beyond_it_are_not(tmp_path: P
     assert 0 < near.largest_logit_difference < 1e-3
     assert [d.stage for d in far.differences] == ["read-kernel"]
     assert "192 rows" in far.differences[0].detail or "of 192" in far.differences[0].detail
+
+
+def test_reads_follow_the_ladder_and_infinite_logits_are_compared_without_a_warning(tmp_path: Path) -> None:
+    def reads(name: str, *, bad: bool) -> Path:
+        def first(m: dict[str, Any]) -> None:
+            m["logits"][5] = np.inf
+            if bad:
+                m["top_k"][3] = -1
+
+        def second(m: dict[str, Any]) -> None:
+            m["logits"][:2] = np.inf
+            if bad:
+                m["logits"][1] = 0.0
+
+        made = scene(tmp_path, name)
+        job = made.healthy(Job(7000, 0, 192, [21, 22, 23], [5, 6, 7]))
+        for change in (first, second):
+            made.read(job, logits=True, change=change)
+        made.close()
+        return made.paths[0]
+
+    paths = reads("good", bad=False), reads("bad", bad=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = compared(*paths)
+    told = [(d.stage, d.read, d.detail) for d in found.differences]
+    assert told == [
+        ("read-kernel", 2, "logits of 1 of 192 rows differ by more than 0.001 of the largest"),
+        ("top-k", 1, "192 valid entries in the good run, 191 in the bad one"),
+    ]
 
 
 def test_traces_without_a_common_request_are_not_comparable(
