@@ -89,7 +89,7 @@ class Geometry:
         return {"schema": SCHEMA, **asdict(self)}
 
 
-def sides(trace: Trace) -> tuple[list[int], list[int]]:
+def _sides(trace: Trace) -> tuple[list[int], list[int]]:
     """Numbers of the processes that send and that receive: by role, or the first two where roles do not tell.
 
     Either list may be empty.
@@ -104,9 +104,10 @@ def sides(trace: Trace) -> tuple[list[int], list[int]]:
 
 def compare(trace: Trace) -> Geometry:
     """Compare the inventories of the two sides in ``trace``."""
-    left, right = ([_held(trace, number) for number in side] for side in sides(trace))
+    both = _sides(trace)
+    left, right = ([_held(trace, number) for number in side] for side in both)
     names = tuple(
-        tuple(f"{trace.processes[n].role} {trace.processes[n].rank}" for n in side) for side in sides(trace)
+        tuple(f"{trace.processes[n].role} {trace.processes[n].rank}" for n in side) for side in both
     )
     found: list[GeometryHazard] = []
     if any(left) and any(right):

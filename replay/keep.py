@@ -17,10 +17,10 @@ import numpy.typing as npt
 from replay.bisect import Case, climb
 from replay.descriptors import DescriptorMap
 from replay.page_columns import PageEvents, place, rows_in
+from replay.rooms import WITH_ROOM
 from replay.scope import Scope
 from replay.timeline import Timeline
 from replay.trace.reader import Table, Trace
-from replay.trace.schema import TABLES
 
 Bool = npt.NDArray[np.bool_]
 I64 = npt.NDArray[np.int64]
@@ -43,7 +43,6 @@ LOOKS = {
     "read-kernel": frozenset({"RD"}),
     "top-k": frozenset({"RD"}),
 }
-_WITH_ROOM = tuple(t for t, columns in TABLES.items() if "room" in {column.name for column in columns})
 #: Added to a process number, for places that are metadata slots and no pages.
 _SLOTS = 1 << 20
 #: Contents whose rows are looked through at once.
@@ -283,7 +282,7 @@ class _Finder:
         timeline, snaps = self.timeline, self.timeline.snapshots
         wanted = np.isin(snaps.stage.astype(str), sorted(self.looks))[snaps.event]
         looks = (looks | (self.request < 0)) & wanted
-        rows = {name: np.flatnonzero(reach[self._owner(name)]) for name in _WITH_ROOM}
+        rows = {name: np.flatnonzero(reach[self._owner(name)]) for name in WITH_ROOM}
         rows["snapshot"] = np.unique(snaps.event[looks])
         rows["content"] = self._contents(looks)
         mine = ~timeline.beside

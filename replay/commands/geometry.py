@@ -8,6 +8,7 @@ import click
 
 from replay.commands.output import to_json
 from replay.verdict import EXIT_CLEAN, EXIT_DIVERGENT, EXIT_INCONCLUSIVE
+from replay.words import counted
 
 _PATH = click.Path(path_type=Path, exists=True)
 
@@ -40,7 +41,7 @@ def command(traces: tuple[Path, ...], as_json: bool) -> int:
                 click.echo(f"replay: cannot compare: {side}: {why}", err=True)
     else:
         left, right = (", ".join(names) for names in (found.prefill, found.decode))
-        click.echo(f"{left} ({found.buffers[0]} buffers) and {right} ({found.buffers[1]})")
+        click.echo(f"{left} ({counted(found.buffers[0], 'buffer')}) and {right} ({found.buffers[1]})")
         for hazard in found.hazards:
             click.echo(f"  hazard  {hazard.kind} ({hazard.fault})  {hazard.where}: {hazard.what}")
         if not found.hazards:

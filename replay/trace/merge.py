@@ -196,8 +196,8 @@ def _copy_table(whole: _Copy, table: Table, contents: I64) -> None:
                 values = rewrite.numbers(table, column.name, stay, values)
             rows[column.name] = RaggedRows(values, ragged.lengths)
         elif column.kind == "bulk":
-            kept = selection.payload_of.get(table.name, np.full(len(table), selection.payload))
-            rows[column.name] = _copy_bulk(table, column, writer, stay, kept & selection.payload)
+            kept = selection.payload_of.get(table.name, np.ones(len(table), bool)) & selection.payload
+            rows[column.name] = _copy_bulk(table, column, writer, stay, kept)
         else:
             rows[column.name] = rewrite.numbers(table, column.name, stay, table[column.name][stay])
     writer.table(table.name).append(rows)

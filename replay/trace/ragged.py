@@ -53,9 +53,8 @@ class Ragged:
         offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
         values = np.empty((int(offsets[-1]), *self.values.shape[1:]), self.values.dtype)
         shift = self.offsets[:-1][rows] - offsets[:-1]
-        for low in range(
-            0, len(rows), _BLOCK
-        ):  # the index of all values at once would be as large as they are
+        # The index of all values at once would be as large as they are.
+        for low in range(0, len(rows), _BLOCK):
             high = min(low + _BLOCK, len(rows))
             first, last = int(offsets[low]), int(offsets[high])
             # Value i of the new row r lies i places after the start of the old row.
