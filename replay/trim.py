@@ -8,7 +8,8 @@ scope; where they differ, more is kept.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,11 +24,14 @@ from replay.keep import ALL, REACH, RULES, Kept, keep
 from replay.rooms import WITH_ROOM, NotInTraceError, check_request, rooms_of
 from replay.scope import BESIDE, Scope
 from replay.trace.errors import TraceError
+from replay.trace.file import TRACE_SUFFIX
+from replay.trace.hdf5 import check_name, give_name
 from replay.trace.merge import Selection, copy
 from replay.trace.reader import Trace, open_trace
 from replay.trace.schema import TABLES
 from replay.trace.writer import TraceWriter
 from replay.verdict import STAGES, Verdict
+from replay.writing import WriteError, writing
 
 I64 = npt.NDArray[np.int64]
 Progress = Callable[[str, int, int], None]
@@ -83,7 +87,7 @@ def trim(
         replace_out: replace an existing file.
         progress: called with what is being done.
     """
-    with open_trace(*paths) as trace:
+    with open_trace(*paths) as trace, _draft(out, replace_out) as draft:
         place = ", ".join(map(str, paths))
         _check(trace, scope, place)
         if last is not None:
@@ -97,12 +101,10 @@ def trim(
         for level in (RULES, REACH, ALL):
             kept = keep(trace, scope, level, alone=alone, progress=progress)
             lost = {} if whole is None else _lost(whole, kept)
-            records = _write(
-                trace, out, scope, kept, lost, payload, last, replace_out or level > RULES, progress
-            )
+            records = _write(trace, draft, scope, kept, lost, payload, last, progress)
             verdict = None
             if before is not None:
-                with open_trace(out) as written:
+                with open_trace(draft) as written:
                     after = _judged(written, Scope(), progress)
                 verdict = after.verdict
                 if not _same(before, after) and level != ALL:
@@ -112,6 +114,21 @@ def trim(
         lost_records = sum(map(len, lost.values()))
         beside = tuple(item.what for item in before.not_judged if item.why == BESIDE) if before else ()
         return Trimmed(rooms, kept.requests, records, total, level, lost_records, verdict, beside)
+
+
+@contextmanager
+def _draft(out: Path, replace_out: bool) -> Iterator[Path]:
+    """A name beside ``out`` for what is still to be judged; it becomes ``out`` where the block ends well."""
+    check_name(out, replace_out)
+    draft = out.with_name(f".{out.name}.{secrets.token_hex(6)}{TRACE_SUFFIX}")
+    try:
+        yield draft
+        with writing(out):
+            give_name(draft, out, replace_out)
+    except WriteError as error:
+        raise WriteError(out, error.what, error.todo) from error
+    finally:
+        draft.unlink(missing_ok=True)
 
 
 def _judged(trace: Trace, scope: Scope, progress: Progress | None) -> Verdict:
@@ -183,11 +200,10 @@ def _write(
     lost: dict[str, I64],
     payload: bool,
     last: float | None,
-    replace_out: bool,
     progress: Progress | None,
 ) -> int:
     selection = Selection(kept.rows, payload, kept.looks, kept.payload)
-    with TraceWriter(out, replace_out) as writer:
+    with TraceWriter(out, replace=True) as writer:
         copy(trace, writer, progress, selection)
         seq = np.full(len(trace.processes), -1, np.int64)
         gone = np.zeros(len(trace.processes), np.int64)

@@ -245,8 +245,7 @@ class NewFile:
         self.path = path
         self._mode = mode
         self._replace = replace
-        if not replace and path.exists():
-            raise _exists(path)
+        check_name(path, replace)
         self._temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.partial")
         with writing(path):
             # Version 1.10 of the file format keeps a checksum over all of its own structures.
@@ -261,23 +260,9 @@ class NewFile:
                 self.file.close()
                 if self._mode is not None:
                     self._temporary.chmod(self._mode)
-                if self._replace:
-                    self._temporary.replace(self.path)
-                else:
-                    self._link()
+                give_name(self._temporary, self.path, self._replace)
         finally:
             self._temporary.unlink(missing_ok=True)
-
-    def _link(self) -> None:
-        """Like rename, but fails where the name is taken; some file systems have no hard links."""
-        try:
-            os.link(self._temporary, self.path)
-        except FileExistsError:
-            raise _exists(self.path) from None
-        except OSError:
-            if self.path.exists():
-                raise _exists(self.path) from None
-            self._temporary.replace(self.path)
 
     def discard(self) -> None:
         """Remove what was written. Never raises for a disk on which nothing more can be written."""
@@ -285,6 +270,26 @@ class NewFile:
         if self.file:
             with _writing_to_memory(self.file), suppress(OSError, RuntimeError):
                 self.file.close()
+
+
+def check_name(path: Path, replace: bool) -> None:
+    """Raise :class:`WriteError` where ``path`` is taken, unless ``replace``."""
+    if not replace and path.exists():
+        raise _exists(path)
+
+
+def give_name(file: Path, path: Path, replace: bool) -> None:
+    """Rename ``file`` to ``path``; :class:`WriteError` where that is taken, unless ``replace``."""
+    if replace:
+        file.replace(path)
+        return
+    # A rename would write over another file; but some file systems have no hard links.
+    try:
+        os.link(file, path)
+    except OSError:
+        if path.exists():
+            raise _exists(path) from None
+        file.replace(path)
 
 
 def _exists(path: Path) -> WriteError:

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from replay import trim as module
 from replay.cli import run
 from replay.rooms import NotInTraceError
 from replay.scope import Scope
@@ -13,6 +15,7 @@ from replay.trace.merge import merge
 from replay.trace.reader import open_trace
 from replay.trace.verify import verify
 from replay.trim import trim
+from replay.verdict import Verdict
 from tests.scenarios.outcome import verdict_of_paths
 from tests.scenarios.scene import Scene
 from tests.scenarios.side import Job
@@ -168,6 +171,26 @@ def test_sides_that_were_cut_down_apart_and_joined_prove_no_absence(tmp_path: Pa
     assert {f.code for f in verdict.findings} <= {"F14"}
     assert verdict.verdict != "clean"
     assert any("trim them together" in item.why for item in verdict.not_judged)
+
+
+def test_a_part_that_was_not_judged_to_the_end_has_no_name_yet(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out.h5"
+    out.write_bytes(b"the part of yesterday")
+    whole, calls = module.judge, []
+
+    def interrupted(*args: Any) -> Verdict:
+        calls.append(args)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return whole(*args)
+
+    monkeypatch.setattr(module, "judge", interrupted)
+    assert run(["trim", str(path), "--request", "3", "-o", str(out), "--force"]) == 130
+    assert len(calls) == 2
+    assert out.read_bytes() == b"the part of yesterday"
+    assert {item.name for item in tmp_path.iterdir()} == {"t.h5", "out.h5"}
 
 
 def test_the_command_trims(path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
