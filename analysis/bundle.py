@@ -58,6 +58,10 @@ class BundleError(Exception):
     """No bundle can be made; the message says why and what to do."""
 
 
+class TooLargeError(BundleError):
+    """What was asked for does not fit into the size that was allowed."""
+
+
 @dataclass(frozen=True, slots=True)
 class Bundle:
     """The files of a bundle, made but not written.
@@ -92,7 +96,8 @@ def make(
         progress: called with what is being done.
 
     Raises:
-        BundleError: even the first finding alone is too large, or the copy gives another verdict.
+        TooLargeError: even the first finding alone is too large.
+        BundleError: the copy gives another verdict.
     """
     smallest = 0
     with tempfile.TemporaryDirectory(prefix="kv-replay-") as folder:
@@ -121,7 +126,7 @@ def make(
             smallest = bundle.size
             if smallest <= max_size:
                 return bundle
-    raise BundleError(
+    raise TooLargeError(
         f"the smallest part that shows the verdict takes {smallest:,} bytes, and {max_size:,} are allowed: give a "
         "larger --max-size, or name less with --request and --layer"
     )

@@ -67,7 +67,7 @@ def command(
     if not yes and not sys.stdin.isatty():
         raise click.UsageError("nobody can be asked here; look at what goes in and give --yes.")
 
-    from analysis.bundle import BundleError, make
+    from analysis.bundle import BundleError, TooLargeError, make
     from replay.scope import Scope
 
     scope = Scope(
@@ -76,6 +76,8 @@ def command(
     try:
         with Progress() as progress:
             bundle = make(traces, max_size, scope, progress)
+    except TooLargeError as error:
+        raise click.UsageError(f"{error}.") from None
     except BundleError as error:
         raise click.ClickException(f"{error}.") from None
     _tell(bundle)
