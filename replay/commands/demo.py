@@ -112,7 +112,7 @@ def _list_faults(ctx: click.Context, _: click.Parameter, value: bool) -> None:
     help="What carries the pages; auto is NIXL where it is installed.",
 )
 @click.option("-o", "--out", metavar="FOLDER", type=click.Path(path_type=Path, file_okay=False),
-              default=Path("demo"), show_default=True, help="Where captures, trace and plot go.")  # fmt: skip
+              default=Path("demo"), show_default=True, help="Where captures, trace, plot and summary go.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print the verdict as JSON alone.")
 @click.option("-q", "--quiet", is_flag=True, help="Say nothing on standard error while it runs.")
 def command(
@@ -129,9 +129,9 @@ def command(
 ) -> int:
     """Record a small prefill/decode pair with a fault in it, and judge it.
 
-    Two processes move pages of an index-K cache over NIXL on loopback while clients come, wait and go away.
-    Each level of load is a run of its own. The verdict is that of the highest level; FOLDER gets its trace.h5
-    and a plot.
+    Two processes move pages of an index-K cache over loopback, by NIXL or by TCP, while clients come, wait and go
+    away. Each level of load is a run of its own. The verdict is that of the highest level; FOLDER gets its trace.h5
+    and a plot, and summary.json with the rates of all levels.
     """
     from replay.commands.replay_trace import exit_code, show
 

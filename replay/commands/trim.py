@@ -64,9 +64,9 @@ def command(
 ) -> int:
     """Cut a trace down to some requests, layers, pages or stages, for a small file to keep or to send.
 
-    Choices combine. N is a number, a range such as 0-3, or a list such as 0,2,5. What a verdict on the part needs is
-    kept: other owners of its pages, their transfers, donors, both sides. So the part is judged as it was in the whole
-    trace, and the verdict says how far it reaches.
+    Choices combine. ROOM and N are a number, a range such as 0-3, or a list such as 0,2,5. What a verdict on the part
+    needs is kept: other owners of its pages, their transfers, donors, both sides. So the part is judged as it was in
+    the whole trace, and the verdict says how far it reaches.
 
     With --alone evidence may go; it is told as lost, and a verdict can only become weaker (exit code 3).
     """
