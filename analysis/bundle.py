@@ -34,6 +34,7 @@ from replay.trace.reader import Trace, open_trace
 from replay.trace.writer import TraceWriter
 from replay.trim import trim
 from replay.verdict import Finding, Verdict
+from replay.words import counted
 
 Progress = Callable[[str, int, int], None]
 
@@ -48,7 +49,7 @@ FILES = {
     "pages.npz": "the pages that repro.py shows: right, wrong, whose bytes they are, and those beside them",
     TRACE: "the trace, cut down and rewritten for strangers",
 }
-#: Seconds for the proof's two child processes.
+#: Seconds for each of the proof's two child processes.
 PROOF_SECONDS = 600
 _OPTIONS = JudgeOptions(reexecute=False)
 _DATE = (1980, 1, 1, 0, 0, 0)  # the earliest that a ZIP can hold: it says nothing
@@ -143,11 +144,13 @@ def _parts(whole: Verdict, scope: Scope | None) -> Iterator[tuple[Scope, str]]:
     yield base.joined(Scope(rooms=rooms)), ""
     first = findings[0]
     one = base.joined(Scope(rooms=frozenset({first.request.room})))
-    said = f"the findings of {len(rooms) - 1:,} other requests"
+    said = ""
     if len(rooms) > 1:
+        said = f"the findings of {counted(len(rooms) - 1, 'other request')}"
         yield one, said
+        said += ", and "
     one = one.joined(Scope(layers=frozenset({first.layer})))
-    yield one, f"{said if len(rooms) > 1 else 'the findings'} in other layers than {first.layer}"
+    yield one, f"{said}the findings in other layers than {first.layer}"
     if first.pages:
         logical = frozenset(page.logical for page in first.pages[:4])
         yield (
@@ -233,17 +236,13 @@ def _environment(trace: Trace) -> dict[str, Any]:
                 "options": info.options,
                 "environment": info.environment,
                 "buffers": [
-                    {name: _value(table[name][row]) for name in columns}
+                    {name: table[name][row] for name in columns}
                     for row in np.flatnonzero(table["process"] == number).tolist()
                 ],
             }
             for number, info in enumerate(trace.processes)
         ],
     }
-
-
-def _value(value: Any) -> Any:
-    return value.item() if hasattr(value, "item") else value
 
 
 def zipped(files: dict[str, bytes]) -> bytes:
@@ -269,8 +268,11 @@ def prove(path: Path) -> list[str]:
             archive.extractall(folder)
         enclosed = json.loads((Path(folder) / "verdict.json").read_text(encoding="utf-8"))
         code = "import sys; from replay.cli import main; main(sys.argv[1:])"
-        replayed = _child(["-c", code, TRACE, "--json", "--no-reexecute"], folder)
-        shown = _child([REPRO], folder)
+        try:
+            replayed = _child(["-c", code, TRACE, "--json", "--no-reexecute"], folder)
+            shown = _child([REPRO], folder)
+        except subprocess.TimeoutExpired as error:
+            return [f"its replay or its {REPRO} took more than {error.timeout:g} s"]
     problems = []
     try:
         again = json.loads(replayed.stdout)

@@ -347,7 +347,9 @@ def test_what_does_not_prove_itself_is_not_kept(
 
 
 @pytest.mark.usefixtures("no_pictures")
-def test_the_proof_sees_another_verdict_and_another_page(path: Path, tmp_path: Path) -> None:
+def test_the_proof_sees_another_verdict_and_another_page(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     found = make((path,), LARGE)
     out = tmp_path / "bug.zip"
     out.write_bytes(
@@ -357,6 +359,10 @@ def test_the_proof_sees_another_verdict_and_another_page(path: Path, tmp_path: P
 
     out.write_bytes(zipped({**found.files, "repro.py": b"raise SystemExit(1)"}))
     assert any("does not show the difference" in text for text in prove(out))
+
+    out.write_bytes(zipped(found.files))
+    monkeypatch.setattr(bundles, "PROOF_SECONDS", 0.1)
+    assert prove(out) == ["its replay or its repro.py took more than 0.1 s"]
 
     out.write_bytes(zipped({**found.files, "more.txt": b""}))
     assert prove(out) == ["its files are not those that it should have"]
