@@ -13,14 +13,20 @@ _COUNTED = {"store": "stores", "read-kernel": "reads"}
 
 def cleared_text(stage: str, scope: Mapping[str, Any]) -> str:
     """A cleared stage, with the rows that were done again where the scope counts them."""
+    rows = reproduced_text(stage, scope)
+    return f"{stage} ({rows})" if rows else stage
+
+
+def reproduced_text(stage: str, scope: Mapping[str, Any]) -> str:
+    """How many rows of a stage were done again and came out the same; empty where the scope counts none."""
     counts = scope.get(_COUNTED.get(stage, ""))
     if not isinstance(counts, Mapping) or not counts.get("rows"):
-        return stage
+        return ""
     rows, reproduced = counts["rows"], counts.get("rows_reproduced", 0)
     return (
-        f"{stage} ({'all ' if rows > 1 else ''}{counted(rows, 'row')} reproduced)"
+        f"{'all ' if rows > 1 else ''}{counted(rows, 'row')} reproduced"
         if reproduced == rows
-        else f"{stage} ({reproduced:,} of {counted(rows, 'row')})"
+        else f"{reproduced:,} of {counted(rows, 'row')}"
     )
 
 

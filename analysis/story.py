@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 from analysis.diff import busiest_request
 from analysis.diff.ownership import Lane, page_of
-from analysis.facts import cleared_text, facts_text
+from analysis.facts import facts_text, reproduced_text
 from analysis.pictures import KINDS, NothingToDrawError, Picture, Wanted, picture, room_text
 from analysis.printable import one_line
 from analysis.report import Told, headline, told, verdict_text
@@ -88,7 +88,7 @@ class Story:
     processes: tuple[ProcessTold, ...]
     repeat: tuple[tuple[str, str], ...]
     version: str
-    undrawn: tuple[str, ...] = field(default=())
+    undrawn: tuple[str, ...]
 
 
 #: Heads of the table of pages.
@@ -137,15 +137,13 @@ def _rungs(verdict: Verdict) -> Iterable[Rung]:
     outside = set(verdict.scope.get("not_in_scope", ()))
     for stage in STAGES:
         found = [finding for finding in verdict.findings if finding.stage == stage]
-        cleared = [text for text in verdict.cleared if text == stage or text.startswith(f"{stage} (")]
         if found:
             rooms = len({finding.request.room for finding in found})
             kinds = ", ".join(dict.fromkeys(f"{f.kind.replace('-', ' ')} ({f.code})" for f in found))
             said = f"{kinds}: {counted(rooms, 'request')}"
             yield Rung(stage, COMPARES[stage], "finding", one_line(said))
-        elif cleared:
-            rest = cleared_text(cleared[0], verdict.scope).removeprefix(stage).strip().strip("()")
-            yield Rung(stage, COMPARES[stage], "clear", one_line(rest))
+        elif stage in verdict.cleared:
+            yield Rung(stage, COMPARES[stage], "clear", reproduced_text(stage, verdict.scope))
         elif stage in outside:
             yield Rung(stage, COMPARES[stage], "not in scope", "the trace holds nothing to judge it by")
         else:

@@ -114,8 +114,7 @@ def stage_grid(trace: Trace, verdict: Verdict, room: int, attempt: int = 0) -> S
     for layer, slot in enumerate(layers):
         _compare(trace, seen, layer, slot, rows, logical, states)
     for number, (_, stage) in enumerate(JUDGED, len(SNAPSHOTS)):
-        cleared = any(text == stage or text.startswith(f"{stage} (") for text in verdict.cleared)
-        states[number] = State.EQUAL if cleared else State.NOT_JUDGED
+        states[number] = State.EQUAL if stage in verdict.cleared else State.NOT_JUDGED
     found = _mark(findings, stages, layers, logical, states)
     return StageGrid(room, attempt, stages, layers, logical, _physical(seen, logical), states, found)
 
