@@ -15,9 +15,10 @@ import numpy as np
 import numpy.typing as npt
 
 from analysis.diff.page_bytes import wrong_look
+from analysis.diff.reads import read_reference
 from analysis.diff.seen import SNAPSHOTS
 from capture_hooks.layouts import LAYOUTS, Layout
-from replay.kernels.reference import check_store, logits_reference, store_reference
+from replay.kernels.reference import check_store, store_reference
 from replay.recorded import Skipped, read_case, read_snapshots, store_cases
 from replay.tables import judge_tables
 from replay.timeline import Timeline
@@ -211,14 +212,7 @@ def _read(timeline: Timeline, finding: Finding, about: dict[str, Any]) -> Iterat
         case = read_case(timeline, read, int(table["process"][read]), request, looks, skipped)
         if case is None or timeline.buffers[case.buffer].layer != finding.layer:
             continue
-        _, bound = logits_reference(
-            case.layout,
-            case.pages,
-            case.rows,
-            case.query,
-            case.weights,
-            accumulator_bits=case.accumulator_bits,
-        )
+        _, bound = read_reference(case, case.pages)
         told = {
             **about,
             **_layout(case.layout),

@@ -84,7 +84,7 @@ def read_grid(trace: Trace, room: int, attempt: int = 0) -> ReadGrid | None:
 
 def _values(case: ReadCase, right: U8 | None) -> tuple[float, float, float]:
     """(error, overlap, kernel overlap) of one read."""
-    logits, bound = _reference(case, case.pages)
+    logits, bound = read_reference(case, case.pages)
     judged = np.isfinite(bound) & (bound > 0)
     with np.errstate(invalid="ignore"):
         excess = np.abs(case.logits[: case.rows].astype(np.float64) - logits)[judged] / bound[judged]
@@ -93,10 +93,15 @@ def _values(case: ReadCase, right: U8 | None) -> tuple[float, float, float]:
     if wanted <= 0 or not len(case.top_k):
         return error, np.nan, np.nan
     seen = _overlap(case.top_k[:wanted], logits)
-    return error, np.nan if right is None else _overlap(case.top_k[:wanted], _reference(case, right)[0]), seen
+    return (
+        error,
+        np.nan if right is None else _overlap(case.top_k[:wanted], read_reference(case, right)[0]),
+        seen,
+    )
 
 
-def _reference(case: ReadCase, pages: U8) -> tuple[F64, F64]:
+def read_reference(case: ReadCase, pages: U8) -> tuple[F64, F64]:
+    """Logits of the read on ``pages``, and how far an fp32 kernel may be off, each float64[rows]."""
     return logits_reference(
         case.layout, pages, case.rows, case.query, case.weights, accumulator_bits=case.accumulator_bits
     )
