@@ -41,7 +41,6 @@ class Wanted:
     request: Lane | None = None
     logical: int | None = None
     layer: int | None = None
-    buffer: str | None = None
     place: BufferPage | None = None
 
 
@@ -129,7 +128,7 @@ def _page(trace: Trace, verdict: Verdict, wanted: Wanted) -> tuple[Lane, str, in
     request, buffer, layer, logical = named
     return (
         request,
-        buffer if wanted.buffer is None else wanted.buffer,
+        buffer,
         layer if wanted.layer is None else wanted.layer,
         logical if wanted.logical is None else wanted.logical,
     )

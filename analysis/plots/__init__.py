@@ -6,7 +6,7 @@ from analysis.plots.page_bytes import page_bytes
 from analysis.plots.rates import rates
 from analysis.plots.reads import read_grid
 from analysis.plots.rows import row_grid
-from analysis.plots.style import inline_svg, rendered, save
+from analysis.plots.style import inline_svg, save
 
 __all__ = [
     "inline_svg",
@@ -14,7 +14,6 @@ __all__ = [
     "page_bytes",
     "rates",
     "read_grid",
-    "rendered",
     "row_grid",
     "save",
     "stage_grid",

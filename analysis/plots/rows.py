@@ -82,7 +82,7 @@ def _band(ax: Axes, states: npt.NDArray[np.uint8], step: int, rows: int) -> None
 
 
 def _borders(ax: Axes, grid: RowGrid, rows: int, *, named: bool) -> None:
-    """Pages as thin lines, chunks as thick ones with their number above the first band."""
+    """Pages as thin lines, chunks as thick dashed ones; above the first band their numbers, or how many there are."""
     pages = np.arange(grid.page_rows, rows, grid.page_rows)
     if len(pages) <= 64:
         for row in pages.tolist():
@@ -93,8 +93,8 @@ def _borders(ax: Axes, grid: RowGrid, rows: int, *, named: bool) -> None:
         return
     if 1 < len(grid.chunks) <= 16:
         for number, row in enumerate(grid.chunks.tolist()):
-            ax.text(row, -0.06, f"chunk {number}", fontsize=7, color=style.INK, va="bottom", ha="left",
-                    transform=ax.get_xaxis_transform(), clip_on=False).set_y(1.06)  # fmt: skip
+            ax.text(row, 1.06, f"chunk {number}", fontsize=7, color=style.INK, va="bottom", ha="left",
+                    transform=ax.get_xaxis_transform(), clip_on=False)  # fmt: skip
     else:
         text = "sent in one chunk" if len(grid.chunks) == 1 else f"sent in {len(grid.chunks)} chunks"
         ax.set_title(

@@ -84,12 +84,12 @@ def layer_names(layers: Sequence[tuple[str, int]]) -> list[str]:
     return [str(k) if one_buffer(layers) else plain(f"{name[:16]}/{k}") for name, k in layers]
 
 
-def legend(figure: Figure, handles: Sequence[Any], bottom: float = 0.08, columns: int | None = None) -> None:
-    """A legend ``bottom`` inches above the lower edge."""
+def legend(figure: Figure, handles: Sequence[Any], columns: int | None = None) -> None:
+    """A legend at the lower edge."""
     found = figure.legend(
         handles=list(handles),
         loc="lower center",
-        bbox_to_anchor=(0.5, bottom / figure.get_size_inches()[1]),
+        bbox_to_anchor=(0.5, 0.08 / figure.get_size_inches()[1]),
         ncols=columns or len(handles),
         frameon=False,
         fontsize=8,
