@@ -26,7 +26,6 @@ class PageEvidence:
     """One page of a finding before grouping."""
 
     code: str
-    kind: str
     stage: str
     confidence: Confidence
     process: int
@@ -38,6 +37,11 @@ class PageEvidence:
     explanation: Explanation | None = None
     rule: str | None = None
     runner_up: RunnerUp | None = None
+
+    @property
+    def kind(self) -> str:
+        """The kind as printed."""
+        return kind_name(self.code)
 
 
 def kind_name(code: str) -> str:
@@ -57,7 +61,6 @@ def page_evidence(case: Case, explanation: Explanation) -> PageEvidence:
     name, layer = case.timeline.slots[case.slot]
     return PageEvidence(
         code=explanation.code,
-        kind=kind_name(explanation.code),
         stage=explanation.stage,
         confidence=explanation.confidence,
         process=process,

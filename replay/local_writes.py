@@ -179,7 +179,7 @@ class LocalWrites:
         size = self.timeline.buffers[buffer].layout.page_bytes
         mask = np.zeros(size, bool)
         padding = False
-        if row in self._strided_set:
+        if row in self.strided_set:
             entries = _paint(mask, self._store_pieces(row, info), buffer, page) % max(1, len(slots))
         else:
             wrapped = np.where(slots >= 0, slots, info.pages * layout.rows - 1)
@@ -192,7 +192,8 @@ class LocalWrites:
         return LocalWrite("store", row, int(self.store_request[row]), moment, entries, mask, padding)
 
     @cached_property
-    def _strided_set(self) -> frozenset[int]:
+    def strided_set(self) -> frozenset[int]:
+        """:attr:`strided`, for asking whether it holds one row."""
         return frozenset(self.strided.tolist())
 
     def _copy(self, row: int, buffer: int, page: int) -> LocalWrite | None:

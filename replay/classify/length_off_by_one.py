@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from replay.classify.base import Evidence, Kind, claims
-from replay.findings import PageEvidence, kind_name
+from replay.findings import PageEvidence
 from replay.lengths import LengthCase
 from replay.timeline import Timeline
 from replay.verdict import Confidence, PageFinding, RunnerUp
@@ -94,7 +94,6 @@ def pages_of(
     return [
         PageEvidence(
             code=code,
-            kind=kind_name(code),
             stage="table",
             confidence=confidence,
             process=case.process,

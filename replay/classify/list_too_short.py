@@ -13,7 +13,7 @@ import numpy.typing as npt
 from replay.bisect import Case
 from replay.classify.base import Evidence, Explanation, Kind, claims
 from replay.classify.undelivered import look, still_old
-from replay.findings import PageEvidence, kind_name
+from replay.findings import PageEvidence
 from replay.ranges import byte_ranges
 from replay.timeline import Timeline
 from replay.verdict import Confidence, PageFinding, RunnerUp
@@ -151,7 +151,6 @@ def _lost(
             found.append(
                 PageEvidence(
                     code="F02",
-                    kind=kind_name("F02"),
                     stage="descriptor",
                     confidence="certain",
                     process=process,

@@ -38,7 +38,6 @@ def explain(timeline: Timeline, evidence: Evidence) -> Iterator[PageEvidence]:
         confidence: Confidence = "certain" if holds in rooms else "likely"
         yield PageEvidence(
             code="F28",
-            kind=KIND.name,
             stage="completion",
             confidence=confidence,
             process=process,

@@ -190,7 +190,6 @@ def explain(timeline: Timeline, evidence: Evidence, question: Question) -> list[
         pages.append(
             PageEvidence(
                 code=found.code,
-                kind=kind_name(found.code),
                 stage="read-kernel",
                 confidence=confidence,
                 process=case.process,

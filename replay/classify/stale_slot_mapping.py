@@ -101,7 +101,6 @@ def at_read(
     return [
         PageEvidence(
             code="F17",
-            kind=KIND.name,
             stage="table",
             confidence=confidence,
             process=case.process,
@@ -174,7 +173,6 @@ def at_store(
         found.append(
             PageEvidence(
                 code=code,
-                kind=KIND.name if code == "F17" else code,
                 stage="table",
                 confidence=confidence,
                 process=first.process,

@@ -34,9 +34,8 @@ def hit(case: Case, evidence: Evidence, bad: Bool, stage: str) -> Explanation | 
     if place is None or not halves(bad)[0].any() or not len(evidence.local.strided):
         return None
     table = case.timeline.trace.table("store")
-    strided = set(evidence.local.strided.tolist())
     for write, proven in writes(evidence, place):
-        if write.table != "store" or write.row not in strided:
+        if write.table != "store" or write.row not in evidence.local.strided_set:
             continue
         explained = bad & unit_mask(case.layout, write.mask, some=True)
         values, _ = halves(explained)
@@ -96,7 +95,6 @@ def own(timeline: Timeline, evidence: Evidence) -> list[PageEvidence]:
             found.append(
                 PageEvidence(
                     code="F20",
-                    kind="wrong-stride",
                     stage="store",
                     confidence="certain" if sure else "likely",
                     process=info.process,

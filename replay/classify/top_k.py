@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from replay.classify.base import VOCABULARY, Kind, claims
-from replay.findings import PageEvidence, kind_name
+from replay.findings import PageEvidence
 from replay.kernels.reference import TopKViolations
 from replay.recorded import ReadCase
 from replay.timeline import Timeline
@@ -53,7 +53,6 @@ def explain(timeline: Timeline, case: ReadCase, broken: TopKViolations) -> PageE
     confidence: Confidence = "certain" if code in VOCABULARY and broken.judged else "likely"
     return PageEvidence(
         code=code,
-        kind=kind_name(code),
         stage="top-k",
         confidence=confidence,
         process=case.process,

@@ -63,7 +63,6 @@ def explain(timeline: Timeline, evidence: Evidence, case: TableCase) -> list[Pag
         found.append(
             PageEvidence(
                 code="F18",
-                kind="torn-block-table",
                 stage="table",
                 confidence=confidence,
                 process=case.process,

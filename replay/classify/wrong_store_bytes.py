@@ -18,7 +18,7 @@ import numpy.typing as npt
 from replay.classify import padding_row_written, rows_at_multiple
 from replay.classify.base import Evidence, Kind, claims, span
 from replay.classify.page_layouts import hypotheses
-from replay.findings import PageEvidence, kind_name
+from replay.findings import PageEvidence
 from replay.kernels.reference import StoreCheck, check_store, decode_pages, store_reference
 from replay.ranges import byte_ranges, ranges
 from replay.recorded import StoreCase
@@ -73,7 +73,6 @@ def explain(timeline: Timeline, evidence: Evidence, case: StoreCase, check: Stor
     info = timeline.buffers[case.buffer]
     return PageEvidence(
         code=code,
-        kind=kind_name(code),
         stage="store",
         confidence=confidence,
         process=case.process,
@@ -121,7 +120,7 @@ def _cause(
     old = _old(timeline, case, wrong)
     if case.kernel:
         old = not case.layout.values(case.data[None])[0][case.rows[wrong]].any()
-    elif case.store in evidence.local.strided.tolist():
+    elif case.store in evidence.local.strided_set:
         stride = int(timeline.trace.table("store")["stride"][case.store])
         return "F20", f"page p was written at byte p * {stride}", True
     elif _padded(timeline, evidence, case, wrong):

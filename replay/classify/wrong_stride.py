@@ -93,7 +93,6 @@ def at_table(timeline: Timeline, evidence: Evidence, case: TableCase) -> list[Pa
     return [
         PageEvidence(
             code="F20",
-            kind=KIND.name,
             stage="table",
             confidence=confidence,
             process=case.process,
