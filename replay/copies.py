@@ -67,14 +67,11 @@ class Copies:
                 continue  # a clear, or a list that says nothing
             here = timeline.buffer_number(process, int(table["buffer"][row]))
             there = timeline.buffer_number(process, int(table["source_buffer"][row]))
-            # The host tier counts the pages of each layer from the same number on.
-            here, there = (
-                own if own >= 0 else -1 - int(timeline.slot_of_buffer[other])
-                for own, other in ((here, there), (there, here))
-            )
             length = int(table["length"][row])
             strides = [int(table[name][row]) for name in ("stride", "source_stride")]
             step = min([stride for stride in strides if stride > 0], default=length)
+            if here < 0 and there < 0:
+                continue  # within the host tier: between pages of no buffer that was declared
             # Each device buffer has its own ids at the host tier.
             here, there = (here if here >= 0 else -2 - there), (there if there >= 0 else -2 - here)
             rowwise = str(table["unit"][row]) == "row"
