@@ -39,8 +39,7 @@ Progress = Callable[[str, int, int], None]
 class Case:
     """One cell in which something differs, with everything a classifier may ask about it.
 
-    ``remaining`` are the units still unexplained at each rung; a classifier that explains some of them clears
-    these and the rest is judged again.
+    The ``*_bad`` masks are the units that are wrong at each rung.
     """
 
     timeline: Timeline

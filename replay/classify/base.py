@@ -18,6 +18,7 @@ from capture_hooks.layouts import Layout
 from replay.descriptors import DescriptorMap
 from replay.donors import Donors
 from replay.local_writes import LocalWrites
+from replay.ranges import ranges
 from replay.siblings import Siblings
 from replay.timeline import Timeline
 from replay.verdict import Confidence, Donor, RunnerUp
@@ -163,8 +164,7 @@ def unit_mask(layout: Layout, bytes_mask: Bool, *, some: bool = False) -> Bool:
 
 def runs(mask: Bool) -> list[tuple[int, int]]:
     """Half-open ranges of the set entries."""
-    edges = np.flatnonzero(np.diff(np.concatenate([[0], mask.astype(np.int8), [0]])))
-    return list(zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True))
+    return [(first, last + 1) for first, last in ranges(mask)]
 
 
 def lower(first: Confidence, second: Confidence) -> Confidence:
@@ -181,15 +181,11 @@ def halves(units: Bool) -> tuple[Bool, Bool]:
 
 def span(rows: Bool) -> str:
     """Rows of a mask in words: ``rows 3``, ``rows 3..9`` or a list of ranges."""
-    index = np.flatnonzero(rows)
-    if not len(index):
+    parts = [f"{a}" if a == b else f"{a}..{b}" for a, b in ranges(rows)]
+    if not parts:
         return "no rows"
-    cuts = np.flatnonzero(np.diff(index) > 1)
-    starts = index[np.concatenate([[0], cuts + 1])]
-    ends = index[np.concatenate([cuts, [len(index) - 1]])]
-    parts = [f"{a}" if a == b else f"{a}..{b}" for a, b in zip(starts, ends, strict=True)]
     shown = ", ".join(parts[:4]) + (", ..." if len(parts) > 4 else "")
-    return f"row{'s' if len(index) > 1 else ''} {shown}"
+    return f"row{'s' if int(rows.sum()) > 1 else ''} {shown}"
 
 
 def in_words(values: Bool, scales: Bool) -> str:

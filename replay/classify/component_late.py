@@ -63,8 +63,8 @@ def explain(case: Case, evidence: Evidence, bad: Bool, stage: str) -> Explanatio
     if not mine or not theirs or mine & theirs:
         return None
     torn, clean = reads_of(case, source, healed)
-    over, open_ = _over(case, evidence, theirs), _open(case, evidence, mine)
-    sure = over and open_ and torn and bool((healed == bad).all())
+    over = _over(case, evidence, theirs)
+    sure = over and not _over(case, evidence, mine) and torn and bool((healed == bad).all())
     names = {case.timeline.slots[slot] for slot in late}
     lines = [
         f"at completion (RC) every page of {_listed(names)} held its old bytes; {len(whole)} other "
@@ -118,14 +118,6 @@ def _over(case: Case, evidence: Evidence, sends: set[int]) -> bool:
     moment = case.timeline.moment("order", told[0]) if told else case.moment("RC")
     ends = [evidence.descriptors.completion(send) for send in sends]
     return all(end is not None and order.before(end, moment) for end in ends)
-
-
-def _open(case: Case, evidence: Evidence, sends: set[int]) -> bool:
-    """Whether nothing orders the end of ``sends`` before completion was told."""
-    order, told = case.timeline.order, _told(case)
-    moment = case.timeline.moment("order", told[0]) if told else case.moment("RC")
-    ends = [evidence.descriptors.completion(send) for send in sends]
-    return any(end is None or not order.before(end, moment) for end in ends)
 
 
 def _numbers(evidence: Evidence, sends: set[int]) -> str:

@@ -168,7 +168,7 @@ def _zero_run(case: Case, evidence: Evidence, place: Place, stage: str) -> str:
 
 
 def _zero_at(case: Case, stage: str, zero: U64) -> Callable[[int], bool]:
-    """Whether a page of the buffer was seen all zero at ``stage`` while another look shows that it was not before."""
+    """Whether the last look at a page of the buffer at ``stage`` shows no value but zeros."""
     snaps = case.timeline.snapshots
     contents = case.timeline.trace.contents
 

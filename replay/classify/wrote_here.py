@@ -60,8 +60,8 @@ def place_of(case: Case, stage: str) -> Place | None:
         page,
         earlier,
         expected,
-        snaps.moment_of(before),
-        snaps.moment_of(row),
+        begin,
+        end,
         at_source,
     )
 
