@@ -8,6 +8,7 @@ integers, so that the ladder compares whole columns and looks at single pages on
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterable
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -306,6 +307,11 @@ class Timeline:
             if int(self.allocs.request[row]) == request:
                 return row
         return None
+
+    def given_before(self, process: int, request: int, pages: Iterable[int], moment: Moment) -> bool:
+        """Whether each of ``pages`` was given to the request before ``moment``, by proven order."""
+        rows = (self.alloc_row(process, request, page) for page in pages)
+        return all(row is not None and self.order.before(self.allocs.moment_of(row), moment) for row in rows)
 
     def free_row(self, process: int, request: int, page: int) -> int | None:
         """The free that took ``page`` from ``request``; None where none was seen."""

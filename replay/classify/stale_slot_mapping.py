@@ -12,6 +12,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from replay.classify.base import Evidence, Kind, claims
+from replay.classify.table_entries import listed, recorded, wrong_entries
 from replay.findings import PageEvidence
 from replay.ranges import ranges
 from replay.slots import SlotCase
@@ -83,37 +84,26 @@ def at_read(
     if found < 0 and not all(_held(timeline, case, room, k, page) for k, page in wrong):
         return []
     told = found >= 0 and version == found
-    sure = (
-        told
-        and not case.during
-        and _ordered(timeline, case)
-        and evidence.covers(case.process, "alloc", "read")
-    )
-    confidence: Confidence = "certain" if sure else "likely"
-    info = timeline.buffers[case.buffer]
     named = f"version {found} of the translation" if found >= 0 else "an earlier allocation"
-    lines = (
-        f"entries {', '.join(map(str, case.logical[:6]))} of the table are those of {named}, which room {room} has "
-        "replaced since",
-        f"step {int(table['step'][case.read])}"
-        + (f": the kernel was given version {version}" if told else ": which version was used is not told"),
+    layer = timeline.buffers[case.buffer].layer
+    return wrong_entries(
+        timeline,
+        case,
+        "F17",
+        sure=told and recorded(timeline, evidence, case),
+        evidence=(
+            f"entries {listed(case.logical)} of the table are those of {named}, which room {room} has replaced since",
+            f"step {int(table['step'][case.read])}"
+            + (
+                f": the kernel was given version {version}"
+                if told
+                else ": which version was used is not told"
+            ),
+        ),
+        rule=f"the table is that of {named}",
+        runner_up=RunnerUp("F18", "the pages named were the request's own before"),
+        donors=[Donor(room, layer, logical) for logical in case.logical],
     )
-    return [
-        PageEvidence(
-            code="F17",
-            stage="table",
-            confidence=confidence,
-            process=case.process,
-            request=case.request,
-            buffer=info.name,
-            layer=info.layer,
-            page=PageFinding(logical=logical, physical=seen, donor=Donor(room, info.layer, logical)),
-            evidence=lines,
-            rule=f"the table is that of {named}",
-            runner_up=RunnerUp("F18", "the pages named were the request's own before"),
-        )
-        for logical, seen in wrong
-    ]
 
 
 def _held(timeline: Timeline, case: TableCase, room: int, logical: int, page: int) -> bool:
@@ -125,13 +115,6 @@ def _held(timeline: Timeline, case: TableCase, room: int, logical: int, page: in
         and int(allocs.seq[row]) < case.moment.seq
         for row in timeline.allocs_of_page(case.process, page)
         if int(allocs.request[row]) >= 0
-    )
-
-
-def _ordered(timeline: Timeline, case: TableCase) -> bool:
-    rows = (timeline.alloc_row(case.process, case.request, page) for page in case.given)
-    return all(
-        row is not None and timeline.order.before(timeline.allocs.moment_of(row), case.moment) for row in rows
     )
 
 
@@ -205,11 +188,5 @@ def _old_version(timeline: Timeline, case: SlotCase, versions: Versions, room: i
 
 def _given_before(timeline: Timeline, case: SlotCase) -> bool:
     per_page = timeline.buffers[case.buffer].layout.rows
-    moment = timeline.moment("store", case.store)
-    rows = (
-        timeline.alloc_row(case.process, case.request, int(page))
-        for page in np.unique(case.right // per_page)
-    )
-    return all(
-        row is not None and timeline.order.before(timeline.allocs.moment_of(row), moment) for row in rows
-    )
+    pages = np.unique(case.right // per_page).tolist()
+    return timeline.given_before(case.process, case.request, pages, timeline.moment("store", case.store))

@@ -8,10 +8,11 @@ their owners' own.
 from __future__ import annotations
 
 from replay.classify.base import Evidence, Kind, claims
+from replay.classify.table_entries import listed, recorded, wrong_entries
 from replay.findings import PageEvidence
 from replay.tables import TableCase
 from replay.timeline import Timeline
-from replay.verdict import Confidence, Donor, PageFinding, RunnerUp
+from replay.verdict import Donor, RunnerUp
 from replay.words import counted
 
 KIND = Kind(
@@ -36,51 +37,34 @@ def explain(timeline: Timeline, evidence: Evidence, case: TableCase) -> list[Pag
         owner is not None or not timeline.allocs_of_page(case.process, page)
         for owner, page in zip(owners, case.seen, strict=True)
     )
-    given_before = all(
-        row is not None and timeline.order.before(timeline.allocs.moment_of(row), case.moment)
-        for row in (timeline.alloc_row(case.process, case.request, page) for page in case.given)
-    )
-    # Right before the kernel and wrong after it: what the kernel itself saw is not proven.
     # One entry alone may be torn as well as taken at another stride.
     multiple = len(case.given) == 1 and case.given[0] > 0 and case.seen[0] in _multiples(case.given[0])
-    sure = not case.during and known and given_before and evidence.covers(case.process, "alloc", "read")
-    sure = sure and not multiple
-    confidence: Confidence = "certain" if sure else "likely"
     rooms = sorted({timeline.requests[owner[0]][0] for owner in owners if owner is not None})
-    table = timeline.trace.table("read")
+    step, rows = (int(timeline.trace.table("read")[name][case.read]) for name in ("step", "rows"))
+    rest = tuple(range(case.logical[0], -(-rows // info.layout.rows)))
     lines = [
-        f"entries {_list(case.logical)} of the table were {_list(case.seen)}; the allocator gave {_list(case.given)}",
-        f"step {int(table['step'][case.read])}, {counted(int(table['rows'][case.read]), 'row')}"
+        f"entries {listed(case.logical)} of the table were {listed(case.seen)}; the allocator gave "
+        f"{listed(case.given)}",
+        f"step {step}, {counted(rows, 'row')}"
         + ("; the table changed while the kernel ran" if case.during else ""),
     ]
     if rooms:
-        lines.append(f"the pages named belong to room{'s' if len(rooms) > 1 else ''} {_list(rooms)}")
-    found = []
-    for logical, seen, owner in zip(case.logical, case.seen, owners, strict=True):
-        donor = None
-        if owner is not None:
-            donor = Donor(timeline.requests[owner[0]][0], info.layer, owner[1])
-        found.append(
-            PageEvidence(
-                code="F18",
-                stage="table",
-                confidence=confidence,
-                process=case.process,
-                request=case.request,
-                buffer=info.name,
-                layer=info.layer,
-                page=PageFinding(logical=logical, physical=seen, donor=donor),
-                evidence=tuple(lines),
-                runner_up=RunnerUp(
-                    "F20" if multiple else "F17",
-                    "one entry alone is a multiple of its page, which may be chance"
-                    if multiple
-                    else "the pages named were never the request's own",
-                ),
-                rule=f"entries from {case.logical[0]} on" if len(case.logical) > 1 else None,
-            )
-        )
-    return found
+        lines.append(f"the pages named belong to room{'s' if len(rooms) > 1 else ''} {listed(rooms)}")
+    return wrong_entries(
+        timeline,
+        case,
+        "F18",
+        sure=known and not multiple and recorded(timeline, evidence, case),
+        evidence=tuple(lines),
+        rule=f"entries from {case.logical[0]} on" if len(rest) > 1 and case.logical == rest else None,
+        runner_up=RunnerUp(
+            "F20" if multiple else "F17",
+            "one entry alone is a multiple of its page, which may be chance"
+            if multiple
+            else "the pages named were never the request's own",
+        ),
+        donors=[owner and Donor(timeline.requests[owner[0]][0], info.layer, owner[1]) for owner in owners],
+    )
 
 
 def _multiples(page: int) -> range:
@@ -100,8 +84,3 @@ def _owner(timeline: Timeline, case: TableCase, page: int) -> tuple[int, int] | 
         return None
     row = before[-1]
     return int(timeline.allocs.request[row]), int(timeline.allocs.logical[row])
-
-
-def _list(items: tuple[int, ...] | list[int]) -> str:
-    shown = ", ".join(str(item) for item in items[:6])
-    return shown + (", ..." if len(items) > 6 else "")

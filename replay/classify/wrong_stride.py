@@ -15,10 +15,12 @@ import numpy.typing as npt
 from capture_hooks.layouts import LAYOUTS
 from replay.classify.base import Evidence, Kind, claims
 from replay.classify.hypotheses import Hypothesis, Question, at_addresses
+from replay.classify.table_entries import listed, recorded, wrong_entries
 from replay.findings import PageEvidence
 from replay.tables import TableCase
 from replay.timeline import Timeline
-from replay.verdict import Confidence, PageFinding, RunnerUp
+from replay.verdict import RunnerUp
+from replay.words import counted
 
 Bool = npt.NDArray[np.bool_]
 F64 = npt.NDArray[np.float64]
@@ -77,39 +79,20 @@ def at_table(timeline: Timeline, evidence: Evidence, case: TableCase) -> list[Pa
     factor = _factor(timeline, case)
     if factor == 0:
         return []
-    info = timeline.buffers[case.buffer]
-    table = timeline.trace.table("read")
-    rows = [timeline.alloc_row(case.process, case.request, page) for page in case.given]
-    ordered = all(
-        row is not None and timeline.order.before(timeline.allocs.moment_of(row), case.moment) for row in rows
+    step, rows = (int(timeline.trace.table("read")[name][case.read]) for name in ("step", "rows"))
+    return wrong_entries(
+        timeline,
+        case,
+        "F20",
+        sure=recorded(timeline, evidence, case),
+        evidence=(
+            f"the allocator gave pages {listed(case.given)}; the table names {listed(case.seen)}: each is {factor} "
+            "times its page",
+            f"step {step}, {counted(rows, 'row')}",
+        ),
+        rule=f"entry = {factor} * page",
+        runner_up=RunnerUp("F18", "one factor leads from the allocator's pages to all entries"),
     )
-    sure = ordered and not case.during and evidence.covers(case.process, "alloc", "read")
-    confidence: Confidence = "certain" if sure else "likely"
-    lines = (
-        f"the allocator gave pages {_some(case.given)}; the table names {_some(case.seen)}: each is {factor} times its "
-        "page",
-        f"step {int(table['step'][case.read])}, {int(table['rows'][case.read])} rows",
-    )
-    return [
-        PageEvidence(
-            code="F20",
-            stage="table",
-            confidence=confidence,
-            process=case.process,
-            request=case.request,
-            buffer=info.name,
-            layer=info.layer,
-            page=PageFinding(logical=logical, physical=seen),
-            evidence=lines,
-            rule=f"entry = {factor} * page",
-            runner_up=RunnerUp("F18", "one factor leads from the allocator's pages to all entries"),
-        )
-        for logical, seen in zip(case.logical, case.seen, strict=True)
-    ]
-
-
-def _some(pages: tuple[int, ...]) -> str:
-    return ", ".join(map(str, pages[:6])) + (", ..." if len(pages) > 6 else "")
 
 
 def _factor(timeline: Timeline, case: TableCase) -> int:
