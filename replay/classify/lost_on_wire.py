@@ -20,8 +20,9 @@ KIND = Kind(
     code="F31",
     shows="a stable source, right descriptors, RC and LT alike wrong",
     certain=(
-        "no other transfer names the page; the store had ended before the post; sends, stores and announcements all "
-        "recorded; every row is old, the source's, or (by its bytes) a cut one"
+        "no other transfer can have written the page since it was seen before the transfer; the store had ended before "
+        "the post; sends, stores and announcements all recorded; every row is old, the source's, or (by its bytes) a "
+        "cut one"
     ),
     best=claims(digest="certain", pages="certain"),
     rivals=(
@@ -30,8 +31,7 @@ KIND = Kind(
     ),
 )
 
-
-#: Bytes that are neither old nor the source's in what the wire may have altered.
+#: Most bytes of a page that are neither old nor the source's and may be an accident of the wire.
 EDGE_BYTES = 16
 #: Units that the end of a write may cut, so that they are neither old nor the source's as a whole.
 EDGE_UNITS = 2
@@ -55,14 +55,15 @@ def explain(case: Case, evidence: Evidence, bad: Bool, stage: str) -> Explanatio
         return None  # something else of the request is brought to the page as well
     if (pieces.request[touching] != case.request).any() and _others_may_write(case, evidence):
         return None  # another request's transfer names the page: it may have written it
-    neither = int(_neither(case, stable).sum())
+    neither = _neither(case, stable)
     altered = neither > EDGE_UNITS
     if altered and not _of_nobody(case, evidence, stable):
         return None  # bytes that are neither old nor the source's were not lost: they may be permuted
     if not _over_before(case, evidence):
         return None  # the transfer may still have been on its way
-    # Without the bytes a row that is neither old nor the source's may be a cut one, or one of another place.
-    told = not altered and (neither == 0 or case.data("RC") is not None)
+    # Without the bytes a row that is neither old nor the source's may be a cut one, or one of another place; where
+    # nobody looked before the transfer, what is old is not known.
+    told = case.has("RC-") and not altered and (neither == 0 or case.data("RC") is not None)
     writers = told and evidence.covers(case.process, "store", "receive") and _sends_covered(case, evidence)
     values, scales = halves(stable)
     if not sent_before_written.store_was_over(case, evidence) and bool((values | ~scales).all()):
@@ -104,18 +105,22 @@ def _others_may_write(case: Case, evidence: Evidence) -> bool:
     return evidence.descriptors.may_write(case.buffer.number, case.page, begin, end, besides=case.request)
 
 
-def _neither(case: Case, stable: Bool) -> Bool:
-    """Units that hold neither what was there before nor, byte by byte, a part of the source's."""
+def _neither(case: Case, stable: Bool) -> int:
+    """How many units hold neither what was there before nor, byte by byte, a part of the source's.
+
+    All of the page where more than a few bytes are foreign to both; none where nobody looked before the transfer.
+    """
     if not case.has("RC-"):
-        return np.zeros(len(stable), bool)
+        return 0
     other = stable & ~case.same("RC", "RC-")
     before, source, seen = case.data("RC-"), case.data("SE+"), case.data("RC")
     if before is None or source is None or seen is None or not len(before) == len(source) == len(seen):
-        return np.asarray(other)
+        return int(other.sum())
     mixed = (seen == before) | (seen == source)
-    altered = np.asarray(other & ~unit_mask(case.layout, mixed))
     # A few altered bytes are an accident of the wire; a whole row of them is not what a loss leaves.
-    return altered if int((~mixed).sum()) <= EDGE_BYTES else np.ones(len(stable), bool)
+    if int((~mixed).sum()) > EDGE_BYTES:
+        return len(stable)
+    return int((other & ~unit_mask(case.layout, mixed)).sum())
 
 
 def _of_nobody(case: Case, evidence: Evidence, stable: Bool) -> bool:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from capture_hooks.layouts import layout
 from replay.classify.page_layouts import hypotheses
-from replay.verdict import Verdict
+from replay.verdict import Finding, Verdict
 from tests.scenarios import pattern
 from tests.scenarios.outcome import expect, page_finding, verdict_of
 from tests.scenarios.scene import Job, Scene
@@ -19,6 +21,8 @@ from tests.scenarios.scene import Job, Scene
 KEEPS = pytest.mark.parametrize("keep", ["bytes", "digests"])
 SCALES = pytest.mark.parametrize("scales", pattern.SCALES)
 FORMATS = pytest.mark.parametrize("format", ["fp8", "bf16", "fp4"])
+
+U8 = npt.NDArray[np.uint8]
 
 #: (start, stop, where in the source page it is taken from)
 Part = tuple[int, int, int]
@@ -181,6 +185,64 @@ def test_another_order_in_each_page_is_no_layout(tmp_path: Path) -> None:
     scene.read(job)
     for finding in verdict_of(scene).findings:
         assert finding.code in ("F31", "unclassified")
+
+
+def altered(scene: Scene, change: Callable[[U8], None], *, used: bool = True) -> Finding:
+    """Page 6 is altered between landing and completion, and stays so; ``used``: others had lived on the pages."""
+    scene.healthy(Job(7005, 3, 128, [30, 31], [9, 10]))
+    job = ours()
+    if used:
+        scene.earlier([21, 22, 23], [5, 6, 7])
+    scene.start(job)
+    scene.announce(job)
+    scene.store(job, 0, job.rows)
+    scene.send(job)
+    change(scene.decode.memory[0])
+    scene.arrive(job)
+    scene.look("LT", job)
+    scene.read(job)
+    (finding,) = verdict_of(scene).findings
+    assert [page.logical for page in finding.pages] == [1]
+    return finding
+
+
+def flipped(memory: U8) -> None:
+    memory[6, 300:340] ^= 0x55
+
+
+def shuffled(memory: U8) -> None:
+    memory[6, 256:1280] = np.random.default_rng(4).permutation(memory[6, 256:1280])
+
+
+def foreign_rows(memory: U8) -> None:
+    memory[6, 256:1280] = memory[9, 512:1536]
+
+
+@pytest.mark.parametrize(
+    ("change", "wanted"),
+    [
+        (flipped, ("F31", "likely")),
+        (shuffled, ("unclassified", "likely")),
+        (foreign_rows, ("unclassified", "likely")),
+    ],
+)
+def test_altered_bytes_are_lost_on_the_wire_where_they_are_nobodys(
+    tmp_path: Path, change: Callable[[U8], None], wanted: tuple[str, str]
+) -> None:
+    found = altered(Scene(tmp_path), change)
+    assert (found.code, found.confidence) == wanted
+    assert found.stage == "wire"
+
+
+def test_the_old_bytes_of_a_loss_have_to_be_known_for_certainty(tmp_path: Path) -> None:
+    def lost(memory: U8) -> None:
+        memory[6, 256:1280] = 0
+
+    for drop, confidence in (((), "certain"), (("RC.before",), "likely")):
+        folder = tmp_path / confidence
+        folder.mkdir()
+        found = altered(Scene(folder, drop=drop), lost, used=False)
+        assert (found.code, found.confidence) == ("F31", confidence)
 
 
 def late_layers(scene: Scene, late: tuple[int, ...], *, apart: bool = True, torn: bool = False) -> Verdict:
