@@ -50,6 +50,7 @@ class Hypothesis:
     open: bool = False  #: it tells only which rows are touched, not what is read in them
     told: bool = False  #: the record of the read itself says that this was done
     zero: bool = False  #: it says that zeros are read: elsewhere a logit of zero is evidence of nothing
+    bare: bool = False  #: it says so of every page: nothing tells it from a kernel that computed nothing
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ KIND = Kind(
     code="F21",
     shows="wrong logits of exactly the pages whose offset in the buffer exceeds a 32-bit integer",
     certain=(
-        "the logits beyond the boundary follow from zeros or from known bytes, those of a page below it are "
+        "the logits beyond the boundary follow from known bytes, or from zeros where those of a page below it are "
         "exact; pages and table were the same before and after the kernel"
     ),
     best=claims(digest=None, pages="certain"),
@@ -50,7 +50,10 @@ def misreadings(question: Question) -> Iterator[Hypothesis]:
                 between = f"between pages {int(physical[~beyond].max())} and {int(physical[beyond].min())}"
             of = "bytes" if unit == 1 else f"elements of {unit} bytes"
             what = f"a {kind} 32-bit offset in {of} wraps {between} (stride {stride:,})"
-            yield Hypothesis("F21", f"{what}: zeros are read there", _beyond(question, beyond), zero=True)
+            bare = bool(beyond.all())
+            yield Hypothesis(
+                "F21", f"{what}: zeros are read there", _beyond(question, beyond), zero=True, bare=bare
+            )
             # 2**31 is -2**31 where the integer is signed; an unsigned one begins again at 0.
             wrapped = (physical * (stride // unit)) & 0xFFFFFFFF
             if bits == 31:

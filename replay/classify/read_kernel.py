@@ -111,7 +111,9 @@ def answer(question: Question) -> Answer:
     gives = f"{what}: this gives {best.matched} of the wrong logits"
     gives += f"; of {best.unknown} it tells nothing" if best.unknown else ""
     other = next((fit for fit in named if fit.hypothesis.code != codes[0]), None)
-    enough = best.matched >= max(SURE_ROWS, best.unknown) and not best.hypothesis.open
+    enough = best.matched >= max(SURE_ROWS, best.unknown) and not (
+        best.hypothesis.open or best.hypothesis.bare
+    )
     sure = other is None and (enough or best.hypothesis.told)
     return Answer(codes[0], what, sure, (gives, *lines), _runner_up(codes[0], other, tried))
 

@@ -32,7 +32,8 @@ KIND = Kind(
     code="F30",
     shows="codes or scales that no right store makes of the recorded inputs",
     certain=(
-        "the look is ordered after the store; the row is not right for another row's inputs and is not old"
+        "the look is ordered after the store, all stores and allocations are recorded; the row is not right for "
+        "another row's inputs and is not old (by the last look before, or nearest to its own inputs)"
     ),
     best=claims(digest=None, pages="certain"),
     rivals=(
@@ -117,14 +118,15 @@ def _cause(
     timeline: Timeline, evidence: Evidence, case: StoreCase, check: StoreCheck, wrong: I64
 ) -> tuple[str, str | None, bool]:
     """(code, rule, whether it is known that nothing else explains the rows)."""
-    old = _old(timeline, case, wrong)
-    if case.kernel:
-        old = not case.layout.values(case.data[None])[0][case.rows[wrong]].any()
+    if case.kernel:  # it wrote into an empty page
+        old: bool | None = not case.layout.values(case.data[None])[0][case.rows[wrong]].any()
     elif case.store in evidence.local.strided_set:
         stride = int(timeline.trace.table("store")["stride"][case.store])
         return "F20", f"page p was written at byte p * {stride}", True
-    elif _padded(timeline, evidence, case, wrong):
-        return "F23", "a padding row was written", True
+    elif (proven := _padded(timeline, evidence, case, wrong)) is not None:
+        return "F23", "a padding row was written", proven
+    else:
+        old = _old(timeline, case, wrong)
     factor = rows_at_multiple.factor(timeline, case, wrong)
     if factor:
         return "F20", f"the rows of page p lie at page {factor} * p", True
@@ -143,7 +145,7 @@ def _cause(
         )
         if bool(there.reproduced.all()):
             return "unclassified", f"the page is reproduced when it is {name}", False
-    if old is None and not case.kernel:
+    if old is None:
         # What stood there before is not known: only rows that are the store's own in large part, or nearer to their
         # own inputs than to those of any other row, are not old.
         codes = check.wrong_codes[wrong].mean(axis=1) if check.wrong_codes.size else np.ones(len(wrong))
@@ -151,15 +153,20 @@ def _cause(
     return "F30", None, True
 
 
-def _padded(timeline: Timeline, evidence: Evidence, case: StoreCase, wrong: I64) -> bool:
-    """Whether padding rows were stored to exactly the wrong rows, no later than the page was looked at."""
-    seen = timeline.snapshots.moment_of(case.snapshot)
+def _padded(timeline: Timeline, evidence: Evidence, case: StoreCase, wrong: I64) -> bool | None:
+    """Whether order puts the padding rows that were stored to all the wrong rows before the page was looked at.
+
+    None where no such rows were stored, or only later than that.
+    """
+    stored, seen = timeline.moment("store", case.store), timeline.snapshots.moment_of(case.snapshot)
     rows: set[int] = set()
-    for write, _ in evidence.local.between(
-        case.buffer, case.page, timeline.moment("store", case.store), seen
-    ):
-        rows |= set(padding_row_written.padding_rows(timeline, write, case.page).tolist())
-    return set(case.rows[wrong].tolist()) <= rows
+    ordered: set[int] = set()
+    for write, proven in evidence.local.between(case.buffer, case.page, stored, seen):
+        padded = set(padding_row_written.padding_rows(timeline, write, case.page).tolist())
+        rows |= padded
+        ordered |= padded if proven else set()
+    hit = set(case.rows[wrong].tolist())
+    return hit <= ordered if hit <= rows else None
 
 
 def _old(timeline: Timeline, case: StoreCase, wrong: I64) -> bool | None:
@@ -203,7 +210,7 @@ def _nearest_own(case: StoreCase, wrong: I64) -> bool:
     return 2 * hits >= len(wrong) and digits >= NEAREST_DIGITS
 
 
-def _other_row(case: StoreCase, wrong: np.ndarray) -> tuple[int, int] | None:
+def _other_row(case: StoreCase, wrong: I64) -> tuple[int, int] | None:
     """A wrong row that is right for another row's inputs: (row, other row)."""
     count = len(case.rows)
     values = case.layout.values(case.data[None])[0][case.rows]

@@ -134,6 +134,18 @@ def test_s7_pages_beyond_two_gib_are_an_integer_wrap(
     assert f"{slab:,}" in str(finding.rule)
 
 
+def test_zeros_in_every_page_beyond_two_gib_may_be_a_kernel_that_computed_nothing(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, slab=1_002_240, pages=3001)
+    job = Job(7000, 0, 128, [21, 22], [2143, 3000])
+    scene.healthy(job, reads=0)
+
+    def nothing(side: Side, layer: int, table: object, rows: int) -> npt.NDArray[np.float64]:
+        return np.zeros((rows, 128))
+
+    scene.read(job, logits=True, change=readers.told(scene.decode, 0, job.decode, 128, nothing))
+    named(verdict_of(scene), "F21", "integer-wrap", confidence="likely")
+
+
 def test_s7_without_the_fault_is_clean(tmp_path: Path) -> None:
     scene = Scene(tmp_path, slab=1_002_240, pages=3001)
     job = Job(7000, 0, 256, [21, 22, 23, 24], [7, 2142, 2143, 3000])

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 
@@ -14,6 +16,9 @@ from replay.kernels.store_reference import rope_rows
 from replay.kernels.twins import store_torch
 from tests.scenarios.outcome import expect, expect_clean, verdict_of
 from tests.scenarios.scene import Job, Scene
+from tests.scenarios.test_kinds_of_local_writes import padded
+
+F32 = npt.NDArray[np.float32]
 
 ROWS = 150
 FORMATS = pytest.mark.parametrize("format", sorted(LAYOUTS))
@@ -29,14 +34,19 @@ def stored(
     factor: int = 1,
     inputs: bool = True,
     keep: Any = "bytes",
+    earlier: bool = True,
+    taken: Callable[[F32], F32] | None = None,
+    after: Callable[[Scene], None] | None = None,
 ) -> Scene:
     """q0's rows come out of the real store; ``wrong`` flips bits of the first value byte of rows (row: bits).
 
     ``shift`` rotates each row by the position of another token; what is recorded is the right one. The rows of page p
-    lie at page ``factor * p``.
+    lie at page ``factor * p``. Without ``earlier`` nobody has seen the pages before; ``taken`` are the keys that the
+    kernel took in the place of the recorded ones; ``after`` happens between the store and the look at its pages.
     """
     scene = Scene(folder, format=format, keep=keep)
-    scene.earlier([21, 22, 23], [5, 6, 7])
+    if earlier:
+        scene.earlier([21, 22, 23], [5, 6, 7])
     job = Job(7000, 0, ROWS, [21, 22, 23] if factor == 1 else [10, 20, 22], [5, 6, 7])
     scene.start(job)
     scene.announce(job)
@@ -52,7 +62,7 @@ def stored(
         spec,
         torch.from_numpy(p.memory[0]),
         torch.from_numpy(slots // spec.rows * factor * spec.rows + slots % spec.rows),
-        torch.from_numpy(keys),
+        torch.from_numpy(taken(keys) if taken else keys),
         torch.from_numpy(rope_rows(positions + shift)),
         torch.from_numpy(weight),
         EPSILON,
@@ -66,6 +76,8 @@ def stored(
         p.emit("store_params", params=1, norm_weight=weight, epsilon=EPSILON)
         more = {"keys": keys, "rope": rope_rows(positions), "params": 1}
     scene.tell_store(p, job, 0, slots, step, **more)
+    if after:
+        after(scene)
     scene.seen_stored(p, job, 0, ROWS, step)
     scene.send(job)
     scene.arrive(job)
@@ -132,3 +144,50 @@ def test_rows_that_lie_at_twice_their_page_are_a_wrong_stride(tmp_path: Path, fo
     found = {(f.code, f.confidence): [page.logical for page in f.pages] for f in verdict.findings}
     assert found == {("F20", "certain"): [0, 1], ("unclassified", "likely"): [2]}
     assert {finding.stage for finding in verdict.findings} == {"store"}
+
+
+def blurred(keys: F32) -> F32:
+    """Keys that keep most of their direction, and few of their codes."""
+    return (keys + 0.4 * np.random.default_rng(8).standard_normal(keys.shape)).astype(np.float32)
+
+
+def foreign(keys: F32) -> F32:
+    """Keys of nobody."""
+    return np.random.default_rng(9).standard_normal(keys.shape).astype(np.float32)
+
+
+@FORMATS
+@pytest.mark.parametrize("how", [{"wrong": {3: 0x35}}, {"taken": blurred}], ids=["mostly right", "nearest"])
+def test_rows_that_are_the_stores_own_are_wrong_bytes_in_a_page_that_nobody_saw_before(
+    tmp_path: Path, format: str, how: dict[str, Any]
+) -> None:
+    verdict = verdict_of(stored(tmp_path, format, earlier=False, **how))
+    expect(verdict, "F30", "wrong-store-bytes", "store", room=7000, role="prefill")
+
+
+@FORMATS
+def test_rows_of_nobody_may_be_old_in_a_page_that_nobody_saw_before(tmp_path: Path, format: str) -> None:
+    verdict = verdict_of(stored(tmp_path, format, earlier=False, taken=foreign))
+    assert {(f.code, f.confidence) for f in verdict.findings} == {("F30", "likely")}
+
+
+@FORMATS
+@pytest.mark.parametrize("ordered", [False, True])
+def test_a_padding_row_in_the_stores_page_is_certain_only_in_its_order(
+    tmp_path: Path, format: str, ordered: bool
+) -> None:
+    """The padding row is stored by another thread; ``ordered``: by the same."""
+
+    def padding(scene: Scene) -> None:
+        padded(scene.prefill, 0, [22 * 64 + 9], 5, thread=0 if ordered else 3)
+
+    verdict = verdict_of(stored(tmp_path, format, after=padding))
+    (finding,) = expect(
+        verdict,
+        "F23",
+        "padding-row-written",
+        "store",
+        room=7000,
+        confidence="certain" if ordered else "likely",
+    )
+    assert [(page.logical, page.value_rows) for page in finding.pages] == [(1, ((9, 9),))]
