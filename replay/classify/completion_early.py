@@ -23,9 +23,9 @@ KIND = Kind(
         "same rows; or the old bytes stay and success was told before the transfer's end"
     ),
     certain=(
-        "the old bytes were seen before (RC before); the edge by which success was told, with no "
-        "order that puts the transfer's end before it; no other transfer in flight names the "
-        "page; a read saw it torn"
+        "the old bytes were seen before (RC before); the post is ordered before RC, or success was told with no order "
+        "that puts the transfer's end before it; no other transfer in flight names the page; a read saw it torn; "
+        "nothing is left unexplained"
     ),
     best=claims(digest="certain", pages="certain"),
     rivals=(

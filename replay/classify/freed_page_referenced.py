@@ -1,8 +1,8 @@
 """F16: a page was freed and given to another request while somebody still references it.
 
-Signature: the table is what the allocator's record of the reader says, and the page holds what another request, which
-was given the same physical page later, stored or received there. The request got the page shared (a prefix), and its
-first owner has given it back since.
+Signature: the allocator's record of the reader names the page for the request, and the page holds what another
+request, which was given the same physical page later, stored or received there. The request got the page shared (a
+prefix), and its first owner has given it back since.
 
 Chosen over F14, where a transfer lands that was posted for an earlier owner; over F15, where the bytes are nobody's
 newer content; over F18, where the table differs from the allocator's record.
@@ -64,10 +64,8 @@ def explain(case: Case, evidence: Evidence, bad: Bool, stage: str) -> Explanatio
         if freed is None or new in (case.request, old):
             continue
         given = int(allocs.seq[then])
-        if given > until:
-            continue
-        if given < since:
-            continue  # older than the owner of whose page this is a share: what is left of it is no news
+        if not since <= given <= until:
+            continue  # one older than the owner of whose page this is a share: what is left of it is no news
         for name in ("RC", "ST", "LT", "RD"):
             looks = snaps.at_place(name, case.buffer.number, case.page)
             looks = looks[
@@ -99,7 +97,7 @@ def explain(case: Case, evidence: Evidence, bad: Bool, stage: str) -> Explanatio
             f"{span(values)} of page {case.page} hold what room {rooms[new][0]} brought to the same page",
             f"room {rooms[old][0]} gave the page back and room {rooms[new][0]} was given it, while room {case.room} "
             "shares it",
-            "the table is the allocator's record of the request",
+            f"the allocator's record gives the page to room {case.room}: a table that names it is right",
         ),
         donor=Donor(rooms[new][0], layer, int(snaps.logical[look])),
         rule="the page was given to another request while it was shared",

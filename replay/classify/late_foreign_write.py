@@ -26,7 +26,8 @@ KIND = Kind(
     shows="rows equal another request's source page whose descriptors name this page",
     certain=(
         "the page had been given back and given anew in this order, the foreign post is ordered "
-        "after its own announcement, an earlier look at the page lacks these rows"
+        "after its own announcement, an earlier look at the page lacks these rows; the sender's posts and the "
+        "receiver's allocations are all recorded"
     ),
     best=claims(digest="certain", pages="certain"),
     rivals=(

@@ -27,7 +27,10 @@ KIND = Kind(
         "descriptors bring the same part of every page and nothing of the rest, or one part of the source in the "
         "place of all; the item lengths are the page's"
     ),
-    certain="the sender's descriptors are all recorded, the rest of the page holds its old bytes",
+    certain=(
+        "the sender's descriptors are all recorded, the rest of the page holds its old bytes; nothing is left "
+        "unexplained"
+    ),
     best=claims(digest="certain", pages="certain"),
     rivals=(
         ("F03", "the item lengths are right: the descriptors leave out a part of each page"),

@@ -24,7 +24,7 @@ KIND = Kind(
     shows=("SE lacks rows in values and scales alike, ST has them later, the destination got the old rows"),
     certain=(
         'the store is ordered after SE, or the question at the post answered "not finished"; all '
-        "stores and allocations of the sender recorded"
+        "stores and allocations of the sender recorded (a row that arrived half written needs the answer alone)"
     ),
     best=claims(digest="certain", pages="certain"),
     rivals=(

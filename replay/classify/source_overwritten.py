@@ -24,7 +24,7 @@ KIND = Kind(
     ),
     certain=(
         "the page's own store and the two allocations are in this order; all stores and "
-        "allocations of the sender recorded"
+        "allocations of the sender recorded; nothing is left unexplained"
     ),
     best=claims(digest="certain", pages="certain"),
     rivals=(("F10", "the rows are those of a later store, not older ones"),),

@@ -27,8 +27,8 @@ KIND = Kind(
         "earlier version of the request's own translation"
     ),
     certain=(
-        "the allocation is ordered before the store or read; the version used is told and older than the last, or "
-        "two rows and more are off by the same"
+        "the allocation is ordered before the store or read; at the read: the version used is told and older than the "
+        "last; at the store: all slots are those of an older version, or two rows and more are off by the same"
     ),
     best=claims(digest="certain", pages="certain"),
     rivals=(
@@ -131,7 +131,8 @@ def at_store(
     olds = {_old_version(timeline, case, versions, room, info.layout.rows) for case in cases}
     code, rule, sure = "unclassified", None, False
     if -1 not in olds:
-        code, rule, sure = "F17", f"the slots are those of version {min(olds)} of the translation", True
+        named = " and ".join(map(str, sorted(olds)))
+        code, rule, sure = "F17", f"the slots are those of version {named} of the translation", True
     elif len(offsets) == 1 and abs(int(offsets[0])) < 4 * info.layout.rows:
         code, rule = (
             "F17",

@@ -22,7 +22,10 @@ KIND = Kind(
         "descriptors of another length or pitch than the page has; every differing row is one "
         "they do not bring"
     ),
-    certain="the sender's descriptors are all recorded; nothing is left unexplained",
+    certain=(
+        "nothing is left unexplained; the sender's descriptors are all recorded, or (of another request's that hit the "
+        "page) the bytes are those that they bring"
+    ),
     best=claims(digest="certain", pages="certain"),
     rivals=(("F06", "the item lengths themselves disagree with the page size"),),
 )

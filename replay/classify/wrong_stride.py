@@ -34,7 +34,8 @@ KIND = Kind(
     ),
     certain=(
         "most of what lies there is known and gives the logits; at the table: two pages or more, and the "
-        "allocation is ordered before the read; at the store: it is ordered between the two looks"
+        "allocation is ordered before the read; at the store: it is ordered before the look, and after the one before "
+        "it where another page was hit"
     ),
     best=claims(digest="certain", pages="certain"),
     rivals=(

@@ -134,7 +134,7 @@ def test_a_zero_word_is_no_clear(tmp_path: Path) -> None:
     assert finding.code == "unclassified"
 
 
-def padded(side: Side, layer: int, slots: list[int], row: int) -> None:
+def padded(side: Side, layer: int, slots: list[int], row: int, **fields: Any) -> None:
     """A padded batch stores its padding to ``slots``; what it writes there is row ``row`` of nobody."""
     kept = np.array(slots)
     landing = np.where(kept >= 0, kept, side.pages * 64 - 1)
@@ -146,6 +146,7 @@ def padded(side: Side, layer: int, slots: list[int], row: int) -> None:
         slots=slots,
         positions=[0] * len(slots),
         logical_rows=[-1] * len(slots),
+        **fields,
     )
 
 
@@ -292,10 +293,11 @@ def test_a_right_move_of_rows_is_clean(tmp_path: Path, keep: Any) -> None:
     expect_clean(verdict_of(scene))
 
 
-def shared_page(scene: Scene, *, share_first: bool) -> Verdict:
+def shared_page(scene: Scene, *, share_first: bool, altered: int = 0) -> Verdict:
     """A's page 6 is in the prefix tree; it is evicted and given to C, and B reads it as A's.
 
-    ``share_first``: B was given its share before the eviction; otherwise after C's bytes had arrived.
+    ``share_first``: B was given its share before the eviction; otherwise after C's bytes had arrived. The first
+    ``altered`` rows of C's page were written over by nobody that was seen before C learned of its arrival.
     """
     d = scene.decode
     first = scene.healthy(Job(7000, 0, 128, [21, 22], [5, 6]))
@@ -312,7 +314,14 @@ def shared_page(scene: Scene, *, share_first: bool) -> Verdict:
     if share_first:
         share()
     d.emit("free", room=first.room, pages=[6], reason="evict")
-    scene.healthy(third)
+    scene.start(third)
+    scene.announce(third)
+    scene.store(third, 0, third.rows)
+    scene.send(third)
+    layout("fp8").values(d.memory[0])[6, :altered] ^= 0x55
+    scene.arrive(third)
+    scene.look("LT", third)
+    scene.read(third)
     if not share_first:
         share()
     scene.announce(reader, first=2)
@@ -336,6 +345,61 @@ def test_f16_a_freed_page_is_still_in_the_prefix_tree(
     assert (page.logical, page.physical, page.donor) == (1, 6, Donor(7002, 0, 0))
     assert page.value_rows == ((0, 63),)
     assert "table" in verdict.cleared
+
+
+@KEEPS
+def test_f16_does_not_cover_what_was_wrong_for_the_later_owner_already(tmp_path: Path, keep: Any) -> None:
+    verdict = shared_page(Scene(tmp_path, keep=keep), share_first=True, altered=8)
+    rows = {
+        f.code: f.pages[0].value_rows for f in verdict.findings if f.request.room == 7001 and f.code == "F16"
+    }
+    assert rows == {"F16": ((8, 63),)}
+
+
+def sharing(scene: Scene) -> tuple[Job, Job]:
+    """A brings pages 5 and 6, B shares them and has its own page 10; both have arrived."""
+    d = scene.decode
+    first = scene.healthy(Job(7000, 0, 128, [21, 22], [5, 6]))
+    reader = Job(7001, 1, 192, [31, 32, 33], [5, 6, 10], prefix_q=0, prefix_rows=128)
+    scene.begin(scene.prefill, reader)
+    scene.give(scene.prefill, reader, reader.prefill)
+    scene.begin(d, reader)
+    scene.give(d, reader, [5, 6], shared=True)
+    scene.give(d, reader, [10], logical=2)
+    scene.announce(reader, first=2)
+    scene.store(reader, 0, 192)
+    scene.send(reader, [2])
+    scene.arrive(reader, first=2)
+    return first, reader
+
+
+@KEEPS
+def test_f16_blames_no_owner_that_came_after_the_page_was_given_back(tmp_path: Path, keep: Any) -> None:
+    """What B saw in its page is what C, which was given the page once B was over, brought there later."""
+    scene = Scene(tmp_path, keep=keep)
+    first, reader = sharing(scene)
+    scene.decode.memory[0][6] = pattern.page(2, 0, 0)
+    scene.read(reader)
+    scene.free(scene.decode, reader)
+    scene.free(scene.decode, first)
+    scene.healthy(Job(7002, 2, 64, [34], [6]))
+    found = {finding.code for finding in verdict_of(scene).findings if finding.request.room == 7001}
+    assert found
+    assert "F16" not in found
+
+
+@KEEPS
+def test_f16_blames_no_owner_from_before_the_shared_content(tmp_path: Path, keep: Any) -> None:
+    """What B saw in its page is what an owner before A had brought there."""
+    scene = Scene(tmp_path, keep=keep)
+    scene.healthy(Job(7010, 8, 64, [35], [6]), finish=True)
+    scene.healthy(Job(7011, 3, 64, [36], [6]), finish=True)
+    _, reader = sharing(scene)
+    scene.decode.memory[0][6] = pattern.page(3, 0, 0)
+    scene.read(reader)
+    found = {finding.code for finding in verdict_of(scene).findings if finding.request.room == 7001}
+    assert found
+    assert "F16" not in found
 
 
 def wide_store(scene: Scene) -> Verdict:
