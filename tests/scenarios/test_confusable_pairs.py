@@ -13,7 +13,8 @@ from replay.classify.page_layouts import hypotheses
 from replay.verdict import Finding
 from tests.scenarios.outcome import verdict_of
 from tests.scenarios.scene import Job, Scene
-from tests.scenarios.test_kinds_of_local_writes import arrived, clear, padded, wide_store
+from tests.scenarios.stories import arrived, begun, ended, ours
+from tests.scenarios.test_kinds_of_local_writes import clear, padded, wide_store
 from tests.scenarios.test_kinds_of_transfers import late_layers, repacked
 from tests.scenarios.test_s2_late_foreign_write import overtaken
 from tests.scenarios.test_s3_sent_before_written import too_early
@@ -21,25 +22,6 @@ from tests.scenarios.test_s3_sent_before_written import too_early
 KEEPS = pytest.mark.parametrize("keep", ["bytes", "digests"])
 
 Story = Callable[[Scene], Any]
-
-
-def ours() -> Job:
-    return Job(7000, 0, 192, [21, 22, 23], [5, 6, 7])
-
-
-def begun(scene: Scene) -> Job:
-    job = ours()
-    scene.earlier([21, 22, 23], [5, 6, 7])
-    scene.start(job)
-    scene.announce(job)
-    scene.store(job, 0, job.rows)
-    return job
-
-
-def ended(scene: Scene, job: Job) -> None:
-    scene.arrive(job)
-    scene.look("LT", job)
-    scene.read(job)
 
 
 def overwritten(scene: Scene) -> None:

@@ -12,7 +12,7 @@ from replay.verdict import Verdict
 from tests.scenarios import pattern
 from tests.scenarios.outcome import verdict_of
 from tests.scenarios.scene import Job, Scene
-from tests.scenarios.test_kinds_of_local_writes import arrived
+from tests.scenarios.stories import arrived
 
 KEEPS = pytest.mark.parametrize("keep", ["bytes", "digests"])
 SCALES = pytest.mark.parametrize("scales", pattern.SCALES)

@@ -14,26 +14,11 @@ from tests.scenarios import pattern
 from tests.scenarios.outcome import expect, expect_clean, page_finding, verdict_of
 from tests.scenarios.scene import Job, Scene
 from tests.scenarios.side import Side
+from tests.scenarios.stories import arrived, begun, ours
 
 KEEPS = pytest.mark.parametrize("keep", ["bytes", "digests"])
 SCALES = pytest.mark.parametrize("scales", pattern.SCALES)
 PAGE = 8448
-
-
-def ours() -> Job:
-    return Job(7000, 0, 192, [21, 22, 23], [5, 6, 7])
-
-
-def arrived(scene: Scene, job: Job | None = None) -> Job:
-    """The request has arrived right, and nobody has read it."""
-    job = job or ours()
-    scene.earlier(job.prefill, job.decode)
-    scene.start(job)
-    scene.announce(job)
-    scene.store(job, 0, job.rows)
-    scene.send(job)
-    scene.arrive(job)
-    return job
 
 
 def looked(scene: Scene, job: Job) -> Verdict:
@@ -457,11 +442,7 @@ def test_f20_a_store_with_twice_the_stride_leaves_its_own_pages_old(
 @KEEPS
 def test_f23_a_padding_row_may_come_between_landing_and_completion(tmp_path: Path, keep: Any) -> None:
     scene = Scene(tmp_path, keep=keep)
-    job = ours()
-    scene.earlier(job.prefill, job.decode)
-    scene.start(job)
-    scene.announce(job)
-    scene.store(job, 0, job.rows)
+    job = begun(scene)
     transfer = scene.post(job)
     scene.land(transfer)
     padded(scene.decode, 0, [6 * 64 + 63], 5)

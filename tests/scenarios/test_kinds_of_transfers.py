@@ -17,6 +17,7 @@ from replay.verdict import Finding, Verdict
 from tests.scenarios import pattern
 from tests.scenarios.outcome import expect, page_finding, verdict_of
 from tests.scenarios.scene import Job, Scene
+from tests.scenarios.stories import begun, ended, ours
 
 KEEPS = pytest.mark.parametrize("keep", ["bytes", "digests"])
 SCALES = pytest.mark.parametrize("scales", pattern.SCALES)
@@ -28,21 +29,11 @@ U8 = npt.NDArray[np.uint8]
 Part = tuple[int, int, int]
 
 
-def ours() -> Job:
-    return Job(7000, 0, 192, [21, 22, 23], [5, 6, 7])
-
-
 def sent_in_parts(scene: Scene, parts: list[Part], job: Job | None = None) -> Job:
     """Every page is brought by one descriptor a part; the engine's item length is the page's."""
-    job = job or ours()
-    scene.earlier([21, 22, 23], [5, 6, 7])
-    scene.start(job)
-    scene.announce(job)
-    scene.store(job, 0, job.rows)
+    job = begun(scene, job)
     scene.send(job, parts=parts)
-    scene.arrive(job)
-    scene.look("LT", job)
-    scene.read(job)
+    ended(scene, job)
     return job
 
 
@@ -112,10 +103,7 @@ def test_f07_descriptors_that_bring_each_row_to_an_interleaved_place(
 def repacked(scene: Scene, permutation: Any, *, when: str = "wire", rows: int = 192) -> Verdict:
     """The receiver turns whole pages into another layout, before or after it looks at them."""
     job = Job(7000, 0, rows, [21, 22, 23], [5, 6, 7])
-    scene.earlier([21, 22, 23], [5, 6, 7])
-    scene.start(job)
-    scene.announce(job)
-    scene.store(job, 0, job.rows)
+    begun(scene, job)
     scene.send(job)
 
     def repack() -> None:
@@ -171,18 +159,13 @@ def test_f07_one_order_for_all_pages_that_no_layout_has(tmp_path: Path) -> None:
 
 
 def test_another_order_in_each_page_is_no_layout(tmp_path: Path) -> None:
-    scene, job = Scene(tmp_path), ours()
-    scene.earlier([21, 22, 23], [5, 6, 7])
-    scene.start(job)
-    scene.announce(job)
-    scene.store(job, 0, job.rows)
+    scene = Scene(tmp_path)
+    job = begun(scene)
     scene.send(job)
     random = np.random.default_rng(6)
     for page in job.decode:
         scene.decode.memory[0][page] = random.permutation(scene.decode.memory[0][page])
-    scene.arrive(job)
-    scene.look("LT", job)
-    scene.read(job)
+    ended(scene, job)
     for finding in verdict_of(scene).findings:
         assert finding.code in ("F31", "unclassified")
 
@@ -190,17 +173,10 @@ def test_another_order_in_each_page_is_no_layout(tmp_path: Path) -> None:
 def altered(scene: Scene, change: Callable[[U8], None], *, used: bool = True) -> Finding:
     """Page 6 is altered between landing and completion, and stays so; ``used``: others had lived on the pages."""
     scene.healthy(Job(7005, 3, 128, [30, 31], [9, 10]))
-    job = ours()
-    if used:
-        scene.earlier([21, 22, 23], [5, 6, 7])
-    scene.start(job)
-    scene.announce(job)
-    scene.store(job, 0, job.rows)
+    job = begun(scene, used=used)
     scene.send(job)
     change(scene.decode.memory[0])
-    scene.arrive(job)
-    scene.look("LT", job)
-    scene.read(job)
+    ended(scene, job)
     (finding,) = verdict_of(scene).findings
     assert [page.logical for page in finding.pages] == [1]
     return finding
@@ -251,10 +227,7 @@ def late_layers(scene: Scene, late: tuple[int, ...], *, apart: bool = True, torn
     ``apart``: they have a transfer of their own. ``torn``: a part of them had landed.
     """
     job = ours()
-    scene.earlier([21, 22, 23], [5, 6, 7])
-    scene.start(job)
-    scene.announce(job)
-    scene.store(job, 0, job.rows)
+    begun(scene, job)
     first = [(layer, layer) for layer in scene.prefill.layers if layer not in late]
     second = [(layer, layer) for layer in late]
     if apart:

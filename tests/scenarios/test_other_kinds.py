@@ -11,27 +11,9 @@ import pytest
 from replay.verdict import Verdict
 from tests.scenarios.outcome import verdict_of
 from tests.scenarios.scene import Job, Scene
+from tests.scenarios.stories import begun, ended, ours
 
 KEEPS = pytest.mark.parametrize("keep", ["bytes", "digests"])
-
-
-def ours() -> Job:
-    return Job(7000, 0, 192, [21, 22, 23], [5, 6, 7])
-
-
-def up_to_the_post(scene: Scene) -> Job:
-    job = ours()
-    scene.earlier([21, 22, 23], [5, 6, 7])
-    scene.start(job)
-    scene.announce(job)
-    scene.store(job, 0, job.rows)
-    return job
-
-
-def after_arrival(scene: Scene, job: Job) -> None:
-    scene.arrive(job)
-    scene.look("LT", job)
-    scene.read(job)
 
 
 def expect_named(
@@ -56,9 +38,9 @@ def expect_named(
 @KEEPS
 def test_f04_the_sender_uses_its_own_page_ids(tmp_path: Path, keep: Any) -> None:
     scene = Scene(tmp_path, keep=keep)
-    job = up_to_the_post(scene)
+    job = begun(scene)
     scene.send(job, destination=[21, 22, 23])
-    after_arrival(scene, job)
+    ended(scene, job)
     expect_named(verdict_of(scene), "F04", "descriptor", pages=(0, 1, 2))
 
 
@@ -66,9 +48,9 @@ def test_f04_the_sender_uses_its_own_page_ids(tmp_path: Path, keep: Any) -> None
 def test_f05_layers_are_paired_by_position(tmp_path: Path, keep: Any) -> None:
     """S8 in small: the last half of the layers is sent into the first half."""
     scene = Scene(tmp_path, layers=range(4), keep=keep)
-    job = up_to_the_post(scene)
+    job = begun(scene)
     scene.send(job, pairs=[(2, 0), (3, 1)])
-    after_arrival(scene, job)
+    ended(scene, job)
     verdict = verdict_of(scene)
     assert {(f.code, f.stage, f.confidence) for f in verdict.findings} == {("F05", "descriptor", "certain")}
     assert sorted(f.layer for f in verdict.findings) == [0, 1, 2, 3]
@@ -77,7 +59,7 @@ def test_f05_layers_are_paired_by_position(tmp_path: Path, keep: Any) -> None:
 @KEEPS
 def test_f11_the_source_is_given_away_before_the_transfer_is_over(tmp_path: Path, keep: Any) -> None:
     scene = Scene(tmp_path, keep=keep)
-    job = up_to_the_post(scene)
+    job = begun(scene)
     p = scene.prefill
     transfer = scene.post(job)
     scene.free(p, job)
@@ -87,7 +69,7 @@ def test_f11_the_source_is_given_away_before_the_transfer_is_over(tmp_path: Path
     scene.store(thief, 0, 64)
     scene.land(transfer)
     scene.done(transfer)
-    after_arrival(scene, job)
+    ended(scene, job)
     scene.send(thief)
     scene.arrive(thief)
     scene.read(thief)
@@ -97,12 +79,12 @@ def test_f11_the_source_is_given_away_before_the_transfer_is_over(tmp_path: Path
 @KEEPS
 def test_f13_a_transfer_that_failed_is_used(tmp_path: Path, keep: Any) -> None:
     scene = Scene(tmp_path, keep=keep)
-    job = up_to_the_post(scene)
+    job = begun(scene)
     transfer = scene.post(job)
     scene.prefill.emit(
         "transfer_state", state="error", transfer=transfer.transfer, room=job.room, agent=scene.prefill.agent
     )
-    after_arrival(scene, job)
+    ended(scene, job)
     expect_named(verdict_of(scene), "F13", "wire", pages=(0, 1, 2))
 
 
@@ -110,9 +92,9 @@ def test_f13_a_transfer_that_failed_is_used(tmp_path: Path, keep: Any) -> None:
 @pytest.mark.parametrize("rows", [191, 193, 128])
 def test_f19_a_read_that_is_too_long_or_too_short(tmp_path: Path, keep: Any, rows: int) -> None:
     scene = Scene(tmp_path, keep=keep)
-    job = up_to_the_post(scene)
+    job = begun(scene)
     scene.send(job)
-    after_arrival(scene, job)
+    ended(scene, job)
     job.decode.append(8)
     scene.give(scene.decode, job, [8], logical=3)
     scene.read(job, rows=rows, snapshot=False)
@@ -123,9 +105,9 @@ def test_f19_a_read_that_is_too_long_or_too_short(tmp_path: Path, keep: Any, row
 
 def test_f26_invalid_entries_within_the_first_k(tmp_path: Path) -> None:
     scene = Scene(tmp_path)
-    job = up_to_the_post(scene)
+    job = begun(scene)
     scene.send(job)
-    after_arrival(scene, job)
+    ended(scene, job)
     scene.read(job, logits=True, change=lambda read: read["top_k"].__setitem__(slice(100, 192), -1))
     verdict = verdict_of(scene)
     expect_named(verdict, "F26", "top-k")
@@ -134,9 +116,9 @@ def test_f26_invalid_entries_within_the_first_k(tmp_path: Path) -> None:
 
 def test_f27_a_valid_top_k_that_is_not_the_best(tmp_path: Path) -> None:
     scene = Scene(tmp_path)
-    job = up_to_the_post(scene)
+    job = begun(scene)
     scene.send(job)
-    after_arrival(scene, job)
+    ended(scene, job)
 
     def worst(read: dict[str, Any]) -> None:
         read["k"] = 64
@@ -152,9 +134,9 @@ def test_f27_a_valid_top_k_that_is_not_the_best(tmp_path: Path) -> None:
 def test_f25_logits_outside_the_bound_are_kernel_numerics(tmp_path: Path, keep: Any) -> None:
     """From row 128 on, a tile boundary, the logits are a tenth off; bytes, table and lengths are right."""
     scene = Scene(tmp_path, keep="bytes")
-    job = up_to_the_post(scene)
+    job = begun(scene)
     scene.send(job)
-    after_arrival(scene, job)
+    ended(scene, job)
 
     def off(read: dict[str, Any]) -> None:
         read["logits"][128:] *= np.float32(1.1)

@@ -11,26 +11,11 @@ import pytest
 from replay.verdict import Donor
 from tests.scenarios import pattern
 from tests.scenarios.outcome import expect, page_finding, verdict_of
-from tests.scenarios.scene import Job, Scene
+from tests.scenarios.scene import Scene
+from tests.scenarios.stories import begun, ended, ours
 
 KEEPS = pytest.mark.parametrize("keep", ["bytes", "digests"])
 SCALES = pytest.mark.parametrize("scales", pattern.SCALES)
-
-
-def ours(rows: int = 192) -> Job:
-    return Job(7000, 0, rows, [21, 22, 23], [5, 6, 7])
-
-
-def up_to_the_post(scene: Scene, job: Job) -> None:
-    scene.start(job)
-    scene.announce(job)
-    scene.store(job, 0, job.rows)
-
-
-def after_arrival(scene: Scene, job: Job) -> None:
-    scene.arrive(job)
-    scene.look("LT", job)
-    scene.read(job)
 
 
 def never_used(layer: int, k: int, scales: pattern.Scales, keep: str) -> Any:
@@ -49,9 +34,9 @@ def test_s4_a_draft_layer_that_is_not_in_the_list_is_a_missing_buffer(
 ) -> None:
     """Eight layers; the send list has 0 to 6, and layer 7's destination pages were never used."""
     scene, job = Scene(tmp_path, layers=range(8), scales=scales, keep=keep), ours()
-    up_to_the_post(scene, job)
+    begun(scene, job, used=False)
     scene.send(job, pairs=[(layer, layer) for layer in range(7)])
-    after_arrival(scene, job)
+    ended(scene, job)
     wanted = [never_used(7, k, scales, keep) for k in range(3)]
     (finding,) = expect(
         verdict_of(scene), "F01", "buffer-missing", "descriptor", room=7000, layers=(7,), pages=wanted
@@ -66,11 +51,10 @@ def test_s8_the_second_stage_pairs_its_layers_by_position(
 ) -> None:
     """Layers 0 to 3 are sent rightly; then layers 4 to 7 are sent into 0 to 3, and 4 to 7 keep their old bytes."""
     scene, job = Scene(tmp_path, layers=range(8), scales=scales, keep=keep), ours()
-    scene.earlier([21, 22, 23], [5, 6, 7])
-    up_to_the_post(scene, job)
+    begun(scene, job)
     scene.send(job, pairs=[(layer, layer) for layer in range(4)], chunk=0, last=False)
     scene.send(job, pairs=[(layer + 4, layer) for layer in range(4)], chunk=0)
-    after_arrival(scene, job)
+    ended(scene, job)
     verdict = verdict_of(scene)
     found = expect(verdict, "F05", "wrong-layer-pairing", "descriptor", room=7000, layers=range(8))
     for finding in found:
@@ -98,10 +82,9 @@ def test_s10_a_list_of_one_page_where_three_are_registered(
 ) -> None:
     """129 tokens are three pages; one is sent, and of the third only row 0 is valid."""
     scene, job = Scene(tmp_path, scales=scales, keep=keep), ours(129)
-    scene.earlier([21, 22, 23], [5, 6, 7])
-    up_to_the_post(scene, job)
+    begun(scene, job)
     scene.send(job, [0])
-    after_arrival(scene, job)
+    ended(scene, job)
     wanted = [
         page_finding(
             k,
