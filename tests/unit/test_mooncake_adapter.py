@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from capture_hooks.adapters.mooncake import MooncakeAdapter
+from capture_hooks.adapters.sglang import wire as sglang_wire
 from capture_hooks.events import Loss, Process, Registration, Send, TransferState
 from capture_hooks.journal import JournalReader
 from capture_hooks.options import Options
@@ -72,3 +74,30 @@ def test_the_librarys_own_error_and_a_look_that_fails(recorder: Recorder) -> Non
         ("posted", ""), ("error", "RuntimeError"), ("posted", ""), ("done", "")
     ]  # fmt: skip
     assert sum(loss.count for loss in events if isinstance(loss, Loss) and loss.stage == "hook") == 2
+
+
+def test_an_engine_that_does_not_tell_its_name_is_counted_and_its_transfer_goes_on(
+    recorder: Recorder,
+) -> None:
+    """The hook on SGLang's own call, around a manager whose engine fails when it is asked."""
+    bodies: dict[str, Any] = {}
+    patches = SimpleNamespace(wrap=lambda name, **given: bodies.update({name: given}))
+    session: Any = SimpleNamespace(
+        recorder=recorder, role="prefill", transport="mooncake", patches=patches, wire=None
+    )
+    sglang_wire.install(session)
+    moves = bodies["MooncakeKVManager._transfer_data"]["around"]
+    blocks = [(100, 5000, 64)]
+
+    def original(_: Any, peer: str, given: Any) -> str:
+        return f"{peer} {given}"
+
+    mute = SimpleNamespace(engine=SimpleNamespace(get_session_id=lambda: 1 / 0))
+    assert moves(original, mute, "peer", blocks) == f"peer {blocks}"
+    telling = SimpleNamespace(engine=SimpleNamespace(get_session_id=lambda: "host:1"))
+    assert moves(lambda *_: 0, telling, "peer", blocks) == 0
+    assert moves(lambda *_: 0, telling, "peer", []) == 0
+    events = events_of(recorder)
+    (send,) = [event for event in events if isinstance(event, Send)]
+    assert "host" not in send.agent
+    assert sum(loss.count for loss in events if isinstance(loss, Loss) and loss.stage == "hook") == 1

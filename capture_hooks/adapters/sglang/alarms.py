@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from capture_hooks.adapters.sglang.patch import hook_name
 from capture_hooks.adapters.sglang.requests import room_of
 from capture_hooks.adapters.sglang.versions import Target, at, only
 
@@ -44,8 +45,9 @@ def install(session: Session) -> None:
         try:
             return original(reporter, *args, **keywords)  # raises, where the canary is told to
         finally:
-            if getattr(reporter, "_last_logged_write_index", 0) != before:
-                recorder.trigger("SGLang's kv-canary found a violation")
+            with recorder.guard(hook_name("ViolationReporter.log_or_raise_violation")):
+                if getattr(reporter, "_last_logged_write_index", 0) != before:
+                    recorder.trigger("SGLang's kv-canary found a violation")
 
     session.patches.wrap("SchedulerDisaggregationDecodeMixin._handle_kv_checksum_mismatch", before=mismatch)
     session.patches.wrap("ViolationReporter.log_or_raise_violation", around=report)

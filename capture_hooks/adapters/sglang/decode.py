@@ -10,59 +10,57 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from capture_hooks.adapters.sglang import keys
-from capture_hooks.adapters.sglang.requests import Held
-from capture_hooks.adapters.sglang.versions import Target, at, only
+from capture_hooks.adapters.sglang.requests import FAILED, SUCCESS, Held
+from capture_hooks.adapters.sglang.versions import COMMON, NIXL, Target, at, only
 from capture_hooks.events import Receive, Request, TransferState
 
 if TYPE_CHECKING:
     from capture_hooks.adapters.sglang.session import Session
 
 _DECODE = ("decode",)
-_COMMON = "disaggregation.common.conn"
-_NIXL = "disaggregation.nixl.conn"
 _SCHEDULER = "disaggregation.decode"
 
 HOOKS: tuple[Target, ...] = (
     Target(
         "CommonKVReceiver.__init__",
         "request",
-        at(_COMMON, "CommonKVReceiver.__init__"),
+        at(COMMON, "CommonKVReceiver.__init__"),
         _DECODE,
         ("bootstrap_room",),
     ),
     Target(
         "CommonKVReceiver.send_metadata",
         "receive",
-        only("0.5.23", _COMMON, "CommonKVReceiver.send_metadata")
-        | only("0.5.16", _NIXL, "NixlKVReceiver.send_metadata"),
+        only("0.5.23", COMMON, "CommonKVReceiver.send_metadata")
+        | only("0.5.16", NIXL, "NixlKVReceiver.send_metadata"),
         _DECODE,
         ("kv_indices", "decode_prefix_len"),
     ),
     Target(
         "CommonKVReceiver.poll",
         "completion",
-        only("0.5.23", _COMMON, "CommonKVReceiver.poll") | only("0.5.16", _NIXL, "NixlKVReceiver.poll"),
+        only("0.5.23", COMMON, "CommonKVReceiver.poll") | only("0.5.16", NIXL, "NixlKVReceiver.poll"),
         _DECODE,
     ),
-    Target("CommonKVReceiver.abort", "request", at(_COMMON, "CommonKVReceiver.abort"), _DECODE),
-    Target("CommonKVReceiver.clear", "request", at(_COMMON, "CommonKVReceiver.clear"), _DECODE),
+    Target("CommonKVReceiver.abort", "request", at(COMMON, "CommonKVReceiver.abort"), _DECODE),
+    Target("CommonKVReceiver.clear", "request", at(COMMON, "CommonKVReceiver.clear"), _DECODE),
     Target(
         "CommonKVReceiver._send_abort_notification",
         "request",
-        at(_COMMON, "CommonKVReceiver._send_abort_notification"),
+        at(COMMON, "CommonKVReceiver._send_abort_notification"),
         _DECODE,
     ),
     Target(
         "CommonKVManager.apply_prefill_status",
         "completion",
-        only("0.5.23", _COMMON, "CommonKVManager.apply_prefill_status"),
+        only("0.5.23", COMMON, "CommonKVManager.apply_prefill_status"),
         _DECODE,
         ("bootstrap_room", "status", "prefill_rank"),
     ),
     Target(
         "CommonKVManager.note_abort_ack",
         "order",
-        only("0.5.23", _COMMON, "CommonKVManager.note_abort_ack"),
+        only("0.5.23", COMMON, "CommonKVManager.note_abort_ack"),
         _DECODE,
         ("bootstrap_room", "prefill_rank"),
     ),
@@ -95,8 +93,6 @@ HOOKS: tuple[Target, ...] = (
         ("decode_req",),
     ),
 )
-
-SUCCESS, FAILED = 4, 0  #: of ``KVPoll``
 
 
 class DecodeHooks:

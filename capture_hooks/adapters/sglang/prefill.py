@@ -14,8 +14,8 @@ import numpy as np
 
 from capture_hooks.adapters.posts import Post
 from capture_hooks.adapters.sglang import keys
-from capture_hooks.adapters.sglang.requests import Held
-from capture_hooks.adapters.sglang.versions import Target, at, only
+from capture_hooks.adapters.sglang.requests import FAILED, SUCCESS, Held
+from capture_hooks.adapters.sglang.versions import COMMON, MOONCAKE, NIXL, Target, at, only
 from capture_hooks.adapters.sglang.waits import Watched
 from capture_hooks.events import I64, Request
 
@@ -23,37 +23,34 @@ if TYPE_CHECKING:
     from capture_hooks.adapters.sglang.session import Session
 
 _PREFILL = ("prefill",)
-_COMMON = "disaggregation.common.conn"
-_NIXL = "disaggregation.nixl.conn"
-_MOONCAKE = "disaggregation.mooncake.conn"
 
 HOOKS: tuple[Target, ...] = (
     Target(
         "CommonKVSender.__init__",
         "request",
-        at(_COMMON, "CommonKVSender.__init__"),
+        at(COMMON, "CommonKVSender.__init__"),
         _PREFILL,
         ("bootstrap_room",),
     ),
     Target(
         "CommonKVSender.send",
         "event",
-        only("0.5.23", _COMMON, "CommonKVSender.send") | only("0.5.16", _NIXL, "NixlKVSender.send"),
+        only("0.5.23", COMMON, "CommonKVSender.send") | only("0.5.16", NIXL, "NixlKVSender.send"),
         _PREFILL,
         ("kv_indices",),
     ),
     Target(
         "CommonKVSender.poll",
         "order",
-        only("0.5.23", _COMMON, "CommonKVSender.poll") | only("0.5.16", _NIXL, "NixlKVSender.poll"),
+        only("0.5.23", COMMON, "CommonKVSender.poll") | only("0.5.16", NIXL, "NixlKVSender.poll"),
         _PREFILL,
     ),
-    Target("CommonKVSender.abort", "request", at(_COMMON, "CommonKVSender.abort"), _PREFILL),
-    Target("CommonKVSender.clear", "request", at(_COMMON, "CommonKVSender.clear"), _PREFILL),
+    Target("CommonKVSender.abort", "request", at(COMMON, "CommonKVSender.abort"), _PREFILL),
+    Target("CommonKVSender.clear", "request", at(COMMON, "CommonKVSender.clear"), _PREFILL),
     Target(
         "NixlKVManager.add_transfer_request",
         "order",
-        at(_NIXL, "NixlKVManager.add_transfer_request"),
+        at(NIXL, "NixlKVManager.add_transfer_request"),
         _PREFILL,
         ("bootstrap_room", "kv_indices", "index_slice", "is_last_chunk"),
     ),
@@ -61,62 +58,61 @@ HOOKS: tuple[Target, ...] = (
     Target(
         "NixlKVManager.send_kvcache",
         "send",
-        at(_NIXL, "NixlKVManager.send_kvcache"),
+        at(NIXL, "NixlKVManager.send_kvcache"),
         _PREFILL,
         ("peer_name", "prefill_kv_indices", "dst_kv_indices"),
     ),
     Target(
         "MooncakeKVManager.add_transfer_request",
         "order",
-        at(_MOONCAKE, "MooncakeKVManager.add_transfer_request"),
+        at(MOONCAKE, "MooncakeKVManager.add_transfer_request"),
         _PREFILL,
         ("bootstrap_room", "kv_indices", "index_slice", "is_last_chunk"),
     ),
     Target(
         "MooncakeKVManager.send_kvcache",
         "send",
-        at(_MOONCAKE, "MooncakeKVManager.send_kvcache"),
+        at(MOONCAKE, "MooncakeKVManager.send_kvcache"),
         _PREFILL,
         ("prefill_kv_indices", "dst_kv_indices"),
     ),
     Target(
         "NixlKVManager._await_handles",
         "completion",
-        only("0.5.23", _NIXL, "NixlKVManager._await_handles"),
+        only("0.5.23", NIXL, "NixlKVManager._await_handles"),
         _PREFILL,
         ("handles",),
     ),
     Target(
         "CommonKVManager.conclude_transfer",
         "completion",
-        only("0.5.23", _COMMON, "CommonKVManager.conclude_transfer"),
+        only("0.5.23", COMMON, "CommonKVManager.conclude_transfer"),
         _PREFILL,
         ("bootstrap_room", "status"),
     ),
     Target(
         "CommonKVManager.send_kv_status_message",
         "order",
-        only("0.5.23", _COMMON, "CommonKVManager.send_kv_status_message"),
+        only("0.5.23", COMMON, "CommonKVManager.send_kv_status_message"),
         _PREFILL,
         ("targets", "bootstrap_room", "status"),
     ),
     Target(
         "NixlKVManager._handle_abort_notification",
         "request",
-        at(_NIXL, "NixlKVManager._handle_abort_notification"),
+        at(NIXL, "NixlKVManager._handle_abort_notification"),
         _PREFILL,
         ("msg",),
     ),
     Target(
         "CommonKVManager._send_abort_ack",
         "order",
-        only("0.5.23", _COMMON, "CommonKVManager._send_abort_ack"),
+        only("0.5.23", COMMON, "CommonKVManager._send_abort_ack"),
         _PREFILL,
         ("room", "target"),
     ),
 )
 
-SUCCESS, FAILED = 4, 0  #: of ``KVPoll``
 #: How long the end of an event is waited for, in looks a millisecond apart.
 _MOST_LOOKS = 30_000
 

@@ -10,6 +10,9 @@ from typing import Any
 
 from capture_hooks.rid import rid_hash
 
+#: Ends of a transfer, of ``KVPoll``.
+SUCCESS, FAILED = 4, 0
+
 #: Rooms whose number of attempts is remembered.
 _MAX_ROOMS = 200_000
 #: Requests that are found by ``last_of``.

@@ -113,9 +113,10 @@ class StoreHooks:
         mark = self.recorder.mark()
         found = original(kv, plan, *args, **keywords)
         step = self.steps.now
-        if step is not None and kv.shape[-1] == _HEAD_DIM:
+        if step is not None:
             with self.recorder.guard("sglang.store"):
-                self._stored(step, kv, plan, keywords, mark)
+                if kv.shape[-1] == _HEAD_DIM:
+                    self._stored(step, kv, plan, keywords, mark)
         return found
 
     def _stored(self, step: Step, kv: Any, plan: Any, given: dict[str, Any], mark: Any) -> None:

@@ -19,6 +19,9 @@ from typing import Any
 VERSIONS = ("0.5.23", "0.5.16")
 ROLES = ("prefill", "decode", "server")
 
+#: Modules below ``sglang.srt`` in which both sides of a transfer have functions that are hooked.
+COMMON, NIXL, MOONCAKE = (f"disaggregation.{name}.conn" for name in ("common", "nixl", "mooncake"))
+
 #: In ``Target.where``: the same place in every version.
 EVERYWHERE = "*"
 

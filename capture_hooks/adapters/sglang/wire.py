@@ -5,27 +5,27 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from capture_hooks.adapters.sglang import keys
-from capture_hooks.adapters.sglang.versions import Target, at
+from capture_hooks.adapters.sglang.patch import hook_name
+from capture_hooks.adapters.sglang.versions import MOONCAKE, Target, at
 
 if TYPE_CHECKING:
     from capture_hooks.adapters.mooncake import MooncakeAdapter
     from capture_hooks.adapters.sglang.session import Session
 
-_MOONCAKE = "disaggregation.mooncake.conn"
 _PAIR = ("prefill", "decode")
 
 HOOKS: tuple[Target, ...] = (
     Target(
         "MooncakeKVManager._transfer_data",
         "send",
-        at(_MOONCAKE, "MooncakeKVManager._transfer_data"),
+        at(MOONCAKE, "MooncakeKVManager._transfer_data"),
         ("prefill",),
         ("mooncake_session_id", "transfer_blocks"),
     ),
     Target(
         "MooncakeKVManager.register_buffer_to_engine",
         "registration",
-        at(_MOONCAKE, "MooncakeKVManager.register_buffer_to_engine"),
+        at(MOONCAKE, "MooncakeKVManager.register_buffer_to_engine"),
         _PAIR,
     ),
 )
@@ -49,15 +49,22 @@ def _mooncake(session: Session) -> None:
     wire: MooncakeAdapter = MooncakeAdapter(session.recorder)
     session.wire = wire
 
-    def moves(original: Any, manager: Any, mooncake_session_id: Any, transfer_blocks: Any) -> Any:
-        if not transfer_blocks:
-            return original(manager, mooncake_session_id, transfer_blocks)
-        return wire.transfer(
-            lambda: original(manager, mooncake_session_id, transfer_blocks),
-            keys.peer(keys.agent(manager)),
-            keys.peer(mooncake_session_id),
-            transfer_blocks,
-        )
+    def moves(
+        original: Any,
+        manager: Any,
+        mooncake_session_id: Any,
+        transfer_blocks: Any,
+        *args: Any,
+        **keywords: Any,
+    ) -> Any:
+        def call() -> Any:
+            return original(manager, mooncake_session_id, transfer_blocks, *args, **keywords)
+
+        ends: tuple[str, str] | None = None
+        with session.recorder.guard(hook_name("MooncakeKVManager._transfer_data")):
+            if len(transfer_blocks):
+                ends = keys.peer(keys.agent(manager)), keys.peer(mooncake_session_id)
+        return call() if ends is None else wire.transfer(call, *ends, transfer_blocks)
 
     def registers(_: None, manager: Any, /) -> None:
         args = manager.kv_args
