@@ -18,19 +18,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from capture_hooks.adapters.sglang.sampled import Taken, page_count, tell
 from capture_hooks.adapters.sglang.steps import Row, Step, Steps
 from capture_hooks.adapters.sglang.versions import EVERYWHERE, Target, at
 from capture_hooks.codec import StampTuple
-from capture_hooks.events import Read, Snapshot
+from capture_hooks.events import Read
 from capture_hooks.layouts import LAYOUTS
-from capture_hooks.taps.pages import emit_snapshot
 
 if TYPE_CHECKING:
     from capture_hooks.adapters.sglang.pools import PoolBuffer
     from capture_hooks.adapters.sglang.session import Session
 
-F32 = npt.NDArray[np.float32]
-I64 = npt.NDArray[np.int64]
 
 _INDEXER = "layers.attention.dsv4.indexer"
 _LAYER = f"{_INDEXER}:C4IndexerBackendMixin"
@@ -79,30 +77,7 @@ class _Layer:
 
     rows: int = 0  # query rows that kernels have done so far
     k: int = -1
-    reads: list[_Taken] = field(default_factory=list)
-
-
-@dataclass(slots=True)
-class _Taken:
-    """Sampled rows of one kernel call: where their parts are among the arrays of the job."""
-
-    buffer: PoolBuffer
-    kernel: str
-    rows: list[Row]
-    pages: list[tuple[int, int]]  # (place in rows, logical page) of each page that was looked at
-    before: int = -1
-    after: int = -1
-    looked: StampTuple = (-1, -1, 0, -1, 0, 0)
-    stamp: StampTuple = (-1, -1, 0, -1, 0, 0)
-    last: StampTuple = (-1, -1, 0, -1, 0, 0)
-    table: int = -1
-    lengths: int = -1
-    query: int = -1
-    weights: int = -1
-    logits: int = -1
-    top_k: int = -1
-    k: int = -1
-    whole_table: bool = False  # the table part has all rows of the batch, in their places
+    reads: list[Taken] = field(default_factory=list)
 
 
 class ReadHooks:
@@ -163,7 +138,7 @@ class ReadHooks:
             step, layer = self.steps.now, self._now
             if step is None or layer is None or len(args) < 5:
                 return original(*args, **keywords)
-            taken: _Taken | None = None
+            taken: Taken | None = None
             with self.recorder.guard("sglang.read"):
                 taken = self._before(step, layer, name, *args[:5])
             mark = self.recorder.mark()
@@ -186,7 +161,7 @@ class ReadHooks:
         weights: Any,
         lengths: Any,
         table: Any,
-    ) -> _Taken | None:
+    ) -> Taken | None:
         from capture_hooks.taps.device import gather
 
         buffer = self.session.buffers.of_address(int(cache.data_ptr()))
@@ -203,9 +178,9 @@ class ReadHooks:
         pages = [
             (place, logical)
             for place, row in enumerate(here)
-            for logical in range(_pages(row.length // buffer.tokens_per_row, rows_of_page))
+            for logical in range(page_count(row.length // buffer.tokens_per_row, rows_of_page))
         ]
-        taken = _Taken(buffer, kernel, here, pages)
+        taken = Taken(buffer, kernel, here, pages)
         ids = self._page_ids(step, taken, table, first)
         mark = self.recorder.mark()
         taken.before = step.job.take(gather(buffer.tensor, ids, LAYOUTS[buffer.format].page_bytes))
@@ -216,7 +191,7 @@ class ReadHooks:
         self,
         step: Step,
         layer: _Layer,
-        taken: _Taken,
+        taken: Taken,
         logits: Any,
         query: Any,
         cache: Any,
@@ -244,12 +219,12 @@ class ReadHooks:
             table[:, : self._width(taken.rows, taken.buffer, table)].index_select(0, rows)
         )
         layer.reads.append(taken)
-        step.parts.append(lambda step, arrays: self._tell(step, taken, arrays))
+        step.parts.append(lambda step, arrays: tell(self.recorder, step, taken, arrays))
 
     def _width(self, rows: list[Row], buffer: PoolBuffer, table: Any) -> int:
         """Columns of a table that rows of these lengths use, and one more."""
         longest = max(row.length // buffer.tokens_per_row for row in rows)
-        return min(int(table.shape[1]), _pages(longest, LAYOUTS[buffer.format].rows) + 1)
+        return min(int(table.shape[1]), page_count(longest, LAYOUTS[buffer.format].rows) + 1)
 
     def _query_rows(self, step: Step, rows: list[Row]) -> Any:
         """Query rows of ``rows`` on the device, uploaded once a pass."""
@@ -258,7 +233,7 @@ class ReadHooks:
             step.extra[key] = self.steps.upload(np.array([_query_row(step, row) for row in rows], np.int64))
         return step.extra[key]
 
-    def _page_ids(self, step: Step, taken: _Taken, table: Any, first: int) -> Any:
+    def _page_ids(self, step: Step, taken: Taken, table: Any, first: int) -> Any:
         """Physical pages of ``taken.pages`` as the kernel's table has them now."""
         key = ("pages", tuple(row.index for row in taken.rows))
         if key not in step.extra:
@@ -294,7 +269,7 @@ class ReadHooks:
             seen.reads += 1
             if not seen.due:
                 continue
-            size = 2 * page * _pages(rows, LAYOUTS[judged[0].format].rows)
+            size = 2 * page * page_count(rows, LAYOUTS[judged[0].format].rows)
             if size > left:
                 continue  # it stays due: a later pass may have room for it
             left -= size
@@ -334,7 +309,7 @@ class ReadHooks:
         whole = {row.index for row in self._sampled(step)}
         for row in step.rows:
             rows = int(arrays[places["lengths"]][row.index])
-            used = _pages(rows, rows_of_page)
+            used = page_count(rows, rows_of_page)
             before = np.array(arrays[places["before"]][row.index, :used], np.int64)
             after = np.array(arrays[places["after"]][row.index, :used], np.int64)
             seen = self.steps.seen(row.held)
@@ -348,95 +323,6 @@ class ReadHooks:
             self.recorder.emit_at(
                 Read(row.held.room, row.held.attempt, buffer.number, step.number, rows, before, after), stamp
             )
-
-    # -- on the host -----------------------------------------------------------------------------------------
-
-    def _tell(self, step: Step, taken: _Taken, arrays: list[npt.NDArray[Any]]) -> None:
-        """Records of the sampled rows of one kernel call."""
-        rows_of_page = LAYOUTS[taken.buffer.format].rows
-        held_buffer = self.recorder.inventory.buffer(taken.buffer.number)
-        lengths = arrays[taken.lengths].astype(np.int64)
-        after = None
-        if "tables" in step.extra and "after" in step.extra["tables"]:
-            after = arrays[step.extra["tables"]["after"]]
-        places = np.array([place for place, _ in taken.pages], np.int64)
-        logical = np.array([page for _, page in taken.pages], np.int64)
-        for place, row in enumerate(taken.rows):
-            rows = int(lengths[place])
-            used = _pages(rows, rows_of_page)
-            table = arrays[taken.table][place].astype(np.int64)
-            mine = np.flatnonzero(places == place)
-            for moment, part, stamp in (
-                ("before", taken.before, taken.looked),
-                ("after", taken.after, taken.last),
-            ):
-                bare = Snapshot(
-                    "RD", moment, row.held.room, row.held.attempt, taken.buffer.number, -1, step.number, rows
-                )
-                emit_snapshot(
-                    self.recorder,
-                    held_buffer,
-                    bare,
-                    table[logical[mine]],
-                    logical[mine],
-                    arrays[part][mine],
-                    stamp,
-                )
-            more: dict[str, Any] = {}
-            if taken.query >= 0:
-                more = {
-                    "query": E4M3[arrays[taken.query][place]],
-                    "weights": np.array(arrays[taken.weights][place], np.float32),
-                    "logits": np.array(arrays[taken.logits][place][:rows], np.float32),
-                }
-                if taken.top_k >= 0:
-                    wanted = taken.k if taken.k > 0 else arrays[taken.top_k].shape[1]
-                    more["top_k"] = request_rows(
-                        arrays[taken.top_k][place][:wanted].astype(np.int64), table[:used], rows_of_page
-                    )
-            self.recorder.emit_at(
-                Read(
-                    row.held.room, row.held.attempt, taken.buffer.number, step.number, rows, table[:used],
-                    np.zeros(0, np.int64) if after is None else after[row.index, :used].astype(np.int64),
-                    taken.k, taken.kernel, **more,
-                ),
-                taken.stamp,
-            )  # fmt: skip
-
-
-def request_rows(slots: I64, table: I64, rows_of_page: int) -> npt.NDArray[np.int32]:
-    """Rows of the request for physical ``slots`` (page times rows plus row) by its block table.
-
-    -1 stays -1; a slot in a page that the table does not have becomes -2.
-    """
-    found = np.full(len(slots), -2, np.int32)
-    found[slots == -1] = -1
-    page, row = np.divmod(slots, rows_of_page)
-    if len(table):
-        order = np.argsort(table, kind="stable")
-        where = np.minimum(np.searchsorted(table[order], page), len(table) - 1)
-        hit = (table[order][where] == page) & (slots >= 0)
-        found[hit] = (order[where][hit] * rows_of_page + row[hit]).astype(np.int32)
-    return found
-
-
-def e4m3_values() -> F32:
-    """Value of each e4m3fn code: float32[256] (no infinities; 0x7F and 0xFF are NaN)."""
-    codes = np.arange(256)
-    exponent, fraction = (codes >> 3) & 15, (codes & 7) / 8.0
-    values = np.where(
-        exponent == 0, fraction * 2.0**-6, (1.0 + fraction) * 2.0 ** (exponent.astype(np.float64) - 7)
-    )
-    values = np.where(codes & 128, -values, values)
-    values[(codes & 127) == 127] = np.nan
-    return values.astype(np.float32)
-
-
-E4M3 = e4m3_values()
-
-
-def _pages(rows: int, rows_of_page: int) -> int:
-    return -(-rows // rows_of_page)
 
 
 def _query_row(step: Step, row: Row) -> int:
