@@ -108,9 +108,9 @@ class Hook(Event):
     KIND: ClassVar[int] = 2
     TABLE: ClassVar[str] = "hook"
     name: str  #: e.g. "lab.pool.store"
-    covers: str = (
-        ""  #: "store", "alloc", "send", "receive", "completion", "read", "top-k", "copy" or "metadata"
-    )
+    #: What a judge asks for: "store", "alloc", "send", "receive", "completion", "read", "top-k", "copy" or "metadata".
+    #: Hooks that nothing is concluded from say in a word of their own what they see ("order", "alarm", ...).
+    covers: str = ""
     state: str = "attached"  #: "attached", "missing", "refused", "detached"
     fired: int = 0
     complete: bool = True  #: sees every event of this kind in this process
@@ -357,12 +357,10 @@ class Read(Event):
     top_k: I32 = array("<i4", None, bulk=True)
     stride: int = -1  #: bytes from a page to the next in the view that the kernel was given
     mapping: int = -1  #: version of the slot translation (:class:`Mapping`) that ``table`` came from
-    number_format: str = (
-        ""  #: type tags that the kernel was given: "e4m3fn/fp32", "e4m3fnuz/fp32", "bf16", "fp16", ...
-    )
-    accepted: int = (
-        -1
-    )  #: rows this query may see: those accepted, and in a verify step the drafted ones before it
+    #: Type tags that the kernel was given: "e4m3fn/fp32", "e4m3fnuz/fp32", "bf16", "fp16", ...
+    number_format: str = ""
+    #: Rows this query may see: those accepted, and in a verify step the drafted ones before it.
+    accepted: int = -1
     drafted: int = -1  #: rows the request has with all drafted ones
 
 
