@@ -13,6 +13,7 @@ import os
 import statistics
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -54,8 +55,6 @@ def run(code: str, **environ: str) -> str:
 
 def whole(code: str) -> float:
     """Milliseconds from the start of an interpreter to its end."""
-    import time
-
     begin = time.perf_counter()
     run(code)
     return (time.perf_counter() - begin) * 1e3

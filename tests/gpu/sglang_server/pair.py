@@ -19,6 +19,7 @@ import signal
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 import tomllib
 import urllib.request
@@ -30,7 +31,7 @@ ROOT = HERE.parents[2]
 sys.path.insert(0, str(HERE))
 import faults  # noqa: E402
 
-WORK = Path(os.environ.get("PAIR_WORK", "/tmp/kv-replay-pair"))
+WORK = Path(os.environ.get("PAIR_WORK", Path(tempfile.gettempdir()) / "kv-replay-pair"))
 SERVER = [
     "--load-format", "dummy", "--skip-tokenizer-init", "--host", "127.0.0.1", "--sampling-backend", "pytorch",
     "--grammar-backend", "none", "--cuda-graph-max-bs-decode", "64", "--max-running-requests", "64",
@@ -219,15 +220,21 @@ class Pair:
         return {name: server.notable() for name, server in self.servers.items() if server}
 
 
+def command_line(
+    options: argparse.Namespace, *arguments: str, seconds: float
+) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"PYTHONPATH": f"{ROOT}:{options.extra}" if options.extra else str(ROOT)}
+    return subprocess.run(
+        [sys.executable, "-m", "replay", *arguments], env=environment, cwd=ROOT, capture_output=True, text=True,
+        timeout=seconds, check=False,
+    )  # fmt: skip
+
+
 def replay(options: argparse.Namespace, folder: Path, *arguments: str, seconds: float = 200) -> Any:
     """Run the command line of kv-replay on a folder; parsed JSON, or what it said."""
-    environment = os.environ | {"PYTHONPATH": f"{ROOT}:{options.extra}" if options.extra else str(ROOT)}
     began = time.monotonic()
     try:
-        done = subprocess.run(
-            [sys.executable, "-m", "replay", *arguments, str(folder), "--json"], env=environment, cwd=ROOT,
-            capture_output=True, text=True, timeout=seconds, check=False,
-        )  # fmt: skip
+        done = command_line(options, *arguments, str(folder), "--json", seconds=seconds)
     except subprocess.TimeoutExpired:
         return {"error": f"not done in {seconds:g} s"}
     say(f"replay {' '.join(arguments)} took {time.monotonic() - began:.1f} s, exit code {done.returncode}")
@@ -242,11 +249,7 @@ def replay(options: argparse.Namespace, folder: Path, *arguments: str, seconds: 
 
 
 def trigger(options: argparse.Namespace, folder: Path, room: int) -> None:
-    environment = os.environ | {"PYTHONPATH": f"{ROOT}:{options.extra}" if options.extra else str(ROOT)}
-    done = subprocess.run(
-        [sys.executable, "-m", "replay", "trigger", str(folder), "--room", str(room)], env=environment, cwd=ROOT,
-        capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
+    done = command_line(options, "trigger", str(folder), "--room", str(room), seconds=60)
     if done.returncode:
         say(f"trigger: {done.stderr[-300:]}")
 
