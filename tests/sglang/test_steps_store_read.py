@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from capture_hooks.events import Process, Request
+from capture_hooks.events import Hook, Process, Request
+from capture_hooks.journal import JournalReader
 from capture_hooks.options import Options
 from capture_hooks.recorder import Recorder
 from capture_hooks.taps.pages import device_tap
@@ -190,6 +191,32 @@ def test_a_writer_that_is_not_hooked_closes_the_rung_of_the_store(tmp_path: Path
         verdict = judge(trace)
     assert argument in notes[-1]
     assert "store" not in verdict.coverage["server rank 0"]["covered"]
+
+
+@pytest.mark.parametrize("way", ["none", "setter", "layer", "latent layer", "gathered"])
+def test_what_passes_a_hook_by_closes_its_rung(tmp_path: Path, way: str) -> None:
+    recorder = Recorder(Options(capture=tmp_path, seal=False), Process(role="server"))
+    session: Any = FakeEngine(recorder).session
+    steps = Steps(session)
+    stores, reads = StoreHooks(session, steps), ReadHooks(session, steps)
+    for name, what in (("store", "store"), ("read_deep_gemm", "read"), ("read_layer", "top-k")):
+        recorder.hook(f"sglang.{name}", what)
+    step: Any = SimpleNamespace(stores=set())
+    steps.now = step
+    if way == "setter":
+        stores.tripwire("set_index_k_fused")()
+    elif way == "gathered":
+        reads.gathered()
+    elif way != "none":
+        stores.layer(lambda **_: None, compressor=SimpleNamespace(is_in_indexer=way == "layer"))
+    recorder.close()
+    with JournalReader(recorder.path) as journal:
+        last = {event.name: event.complete for _, event in journal if isinstance(event, Hook)}
+    assert last == {
+        "sglang.store": way not in ("setter", "layer"),
+        "sglang.read_deep_gemm": way != "gathered",
+        "sglang.read_layer": way != "gathered",
+    }
 
 
 def test_mode_digest_keeps_no_bytes_and_reads_are_still_compared(tmp_path: Path) -> None:
