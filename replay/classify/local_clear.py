@@ -66,6 +66,10 @@ def explain(case: Case, evidence: Evidence, bad: Bool, stage: str) -> Explanatio
     if told is None and others:
         return None  # a store or copy of the engine may have written this: not a clear
     unseen = quiet(evidence, place) and evidence.covers(place.process, "store", "copy")
+    if told is None and not unseen:
+        # A foreign transfer may carry zeros too, from a page nobody had written: with sends, stores or copies that may
+        # be missing, nothing tells a clear from that.
+        return None
     sure = (unseen or (told is not None and told[1])) and bool((explained == bad).all())
     run = _zero_run(case, evidence, place, stage) if zero else ""
     what = "zeros" if zero else "what the page held before the transfer"
@@ -75,7 +79,7 @@ def explain(case: Case, evidence: Evidence, bad: Bool, stage: str) -> Explanatio
     ]
     if told is not None:
         lines.append(told[0])
-    elif unseen:
+    else:
         lines.append(
             "no transfer was in flight for the page, and no store or copy that was recorded touched it"
         )
