@@ -32,7 +32,9 @@ def write(path: Path, seed: int, requests: int) -> Clean:
     if lossy:
         recording.loss = rng.choice([0.001, 0.01, 0.05])
     high = rng.choice([2, 4, 8])
-    shape = shape_of(rng, FORMATS[seed % len(FORMATS)], crowd_pages=14 * high + 16)
+    # Not in step with the losses: each format comes with and without them.
+    format = FORMATS[(seed + seed // 3) % len(FORMATS)]
+    shape = shape_of(rng, format, crowd_pages=14 * high + 16)
     with TraceBuilder(path, replace=True) as builder:
         clock = [rng.randrange(10**9)]
         worlds = [

@@ -116,8 +116,8 @@ def compare(verdict: Verdict, truth: Truth, outcome: Outcome) -> None:
 
 def _clean(task: Task, path: Path, outcome: Outcome) -> None:
     made = clean.write(path, task.seed, task.requests)
+    outcome.requests, outcome.lossy = made.requests, made.lossy  # they count, even where the judge fails
     verdict = judged(path)
-    outcome.requests, outcome.lossy = made.requests, made.lossy
     outcome.verdict = verdict.verdict
     outcome.accusations = [_words(finding) for finding in verdict.findings]
     outcome.note = "; ".join(f"{item.what}: {item.why}" for item in verdict.not_judged)[:300]
