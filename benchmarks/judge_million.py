@@ -16,7 +16,6 @@ import argparse
 import json
 import os
 import platform
-import resource
 import statistics
 import subprocess
 import sys
@@ -24,7 +23,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
+from fresh_process import ROOT, timed  # beside this script
 
 # (room, layer, code) -> logical pages, as in million_trace. Nothing heavy is imported or built in this process: a
 # child's peak memory, as the kernel counts it, begins with that of the process which started it.
@@ -50,22 +49,6 @@ def prepare(work: Path, requests: int, layers: int, seed: int) -> tuple[Path, in
     told = json.loads(answer.read_text(encoding="utf-8"))
     found = {(room, layer, code): tuple(pages) for room, layer, code, pages in told["wrong"]}
     return trace, told["snapshots"], found
-
-
-def timed(command: list[str], out: Path) -> tuple[float, int, int]:
-    """Run ``command`` with its output in ``out``: wall seconds, peak resident bytes, exit code."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    with out.open("wb") as stream:
-        begin = time.perf_counter()
-        child = subprocess.Popen(command, stdout=stream, cwd=out.parent, env=environment)
-        _, status, usage = os.wait4(child.pid, 0)
-        wall = time.perf_counter() - begin
-        child.returncode = os.waitstatus_to_exitcode(status)
-    return wall, _peak_bytes(usage), child.returncode
-
-
-def _peak_bytes(usage: resource.struct_rusage) -> int:
-    return usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def compare_pages(trace_path: Path) -> int:

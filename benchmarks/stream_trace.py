@@ -7,7 +7,8 @@ Builds the trace (kept in the work folder), then in turn and in fresh processes:
 decoding every blob of page bytes once, and ``cat TRACE > /dev/null``. Prints times, ratios with their spread, and the
 peak resident memory of the verdict. ``--cold`` asks the kernel to drop the file from its cache before each run.
 
-Exit code 1: the verdict is not what was built into the trace, or it took more memory than ``BAR_BYTES``.
+Exit code 1: the verdict is not what was built into the trace, it took more memory than ``BAR_BYTES``, or one of the
+others failed.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ import json
 import os
 import platform
 import statistics
-import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
+from fresh_process import timed  # beside this script
+
 BAR_BYTES = 2_000_000_000
 REPLAY = "from replay.cli import main; main()"
 
@@ -216,18 +217,6 @@ def read_blobs(trace: Path) -> int:
     return total
 
 
-def timed(command: list[str], out: Path) -> tuple[float, int, int]:
-    """Run ``command``: wall seconds, peak resident bytes, exit code."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    with out.open("wb") as stream:
-        begin = time.perf_counter()
-        child = subprocess.Popen(command, stdout=stream, cwd=out.parent, env=environment)
-        _, status, usage = os.wait4(child.pid, 0)
-        wall = time.perf_counter() - begin
-        child.returncode = os.waitstatus_to_exitcode(status)
-    return wall, usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024), child.returncode
-
-
 def drop(path: Path) -> None:
     """Ask the kernel to forget the file."""
     with path.open("rb") as file:
@@ -278,13 +267,15 @@ def main() -> int:
             if options.cold:
                 drop(trace)
             out = Path(os.devnull) if name == "cat" else work / f"{name}.out"
-            wall, memory, _ = timed(command, out if name != "cat" else Path("/dev/null"))
+            wall, memory, code = timed(command, out)
+            if name != "replay" and code:
+                problem = f"{name} ended with code {code}: its time says nothing"
             walls[name].append(wall)
             if name == "replay":
                 peak = max(peak, memory)
         told = ", ".join(f"{name} {times[-1]:.1f} s" for name, times in walls.items())
         print(f"run {run + 1}: {told}; replay's peak {peak / 1e6:.0f} MB", flush=True)
-    problem = wrong(json.loads((work / "replay.out").read_text(encoding="utf-8")), made)
+    problem = problem or wrong(json.loads((work / "replay.out").read_text(encoding="utf-8")), made)
     for name in ("reader", "cat"):
         ratios = [a / b for a, b in zip(walls["replay"], walls[name], strict=True)]
         print(
