@@ -84,7 +84,7 @@ class Truth:
         tuple[int, int, int]
     ]  #: (room, layer, step) that were read through another's table
     wrong_positions: frozenset[tuple[int, int]]  #: (room, logical page) stored with wrong positions
-    wrong_reads: frozenset[int]  #: rooms read by the tiled kernel
+    wrong_reads: frozenset[int]  #: rooms whose read or top-k is wrong by the kernel or by its length
 
     @property
     def hit(self) -> frozenset[int]:

@@ -8,8 +8,6 @@ works one step ahead: it fills and launches step N + 1 while the stream runs ste
 
 from __future__ import annotations
 
-import queue
-import threading
 import time
 from collections import deque
 from typing import Any
@@ -17,40 +15,24 @@ from typing import Any
 import numpy as np
 
 from capture_hooks.events import I64
-from replay.lab.audit import Audit, row_hashes
-from replay.lab.barriers import Barriers
+from replay.lab.audit import row_hashes
 from replay.lab.config import LabConfig, pages_for
 from replay.lab.control import Channel, Message
-from replay.lab.faults import policy
+from replay.lab.engine import Engine
 from replay.lab.kernels import TILE_ROWS
-from replay.lab.pool import DUMMY_PAGE, PageAllocator, PagedPool, ReadBatch, ReadResult, StoreBatch
+from replay.lab.pool import DUMMY_PAGE, ReadBatch, ReadResult, StoreBatch
 from replay.lab.replies import Sequence, Step, appended, read_batch
-from replay.lab.stream import Stream
-from replay.lab.transport import Wire
-from replay.lab.transports import create
 
 
-class DecodeEngine:
+class DecodeEngine(Engine):
     """Everything of the decode side in one round."""
 
     role = "decode"
+    turn = 0.2
 
     def __init__(self, config: LabConfig, transport: str, router: Channel) -> None:
-        self.config = config
-        self.layout = config.layout
-        self.policy = policy(config.fault, self.layout)
-        self.barriers = Barriers(config.flags, config.rules)
-        self.audit = Audit(config.audit, self.role)
-        self.pool = PagedPool(
-            self.layout, config.layers, config.decode_pages, self.policy, config.triton_pages
-        )
-        self.allocator = PageAllocator(config.decode_pages, config.free_list)
-        wire = Wire(config.bandwidth, config.window)
-        self.transport = create(transport, self.role, self.pool.memory, wire, self.barriers)
+        super().__init__(config, transport, router, config.decode_pages)
         self.transport.expecting = lambda: bool(self._awaited)
-        self.transport.on_error = self.fail
-        self.error = ""
-        self._router = router
         self._peer: Channel
         self._sequences: dict[tuple[int, int], Sequence] = {}
         self._waiting: deque[Sequence] = deque()
@@ -63,10 +45,8 @@ class DecodeEngine:
             np.full((len(config.clients()), longest), DUMMY_PAGE, np.int64)
             for _ in range(self.policy.table_buffers)
         ]
-        self._inbox: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
         self._steps = 0
         self._flying = 0
-        self._stop = threading.Event()
 
     # -- life of the round ---------------------------------------------------------------------------------------
 
@@ -76,9 +56,7 @@ class DecodeEngine:
         peer.expect("hello")
         peer.send("hello", transport=self.transport.describe(), item_length=self.pool.item_length())
         self.transport.start_receiver()
-        self.stream = Stream("decode-stream", self.fail)
-        self._thread = threading.Thread(target=self._guarded, name="decode-scheduler", daemon=True)
-        self._thread.start()
+        self._start_threads()
         peer.serve(self.hear, "decode-peer", self.fail)
 
     def submit(self, room: int, attempt: int, tokens: int, new_tokens: int) -> None:
@@ -99,9 +77,7 @@ class DecodeEngine:
         while (self._sequences or self._awaited) and not self.error and time.monotonic() < end:
             time.sleep(0.005)
         left = sorted(room for room, _ in self._sequences)
-        self._stop.set()
-        self._inbox.put(("stop", None))
-        self._thread.join(timeout=10)
+        self._end_scheduler()
         self.stream.close()
         self.audit.write()
         return {"error": self.error, "left": left, "steps": self._steps, "triton": self.pool.interpreted}
@@ -109,19 +85,6 @@ class DecodeEngine:
     def close(self) -> None:
         """Take the transport down, once the sender is gone."""
         self.transport.close()
-
-    def fail(self, error: BaseException) -> None:
-        """Remember the first error of any thread; the round ends with it."""
-        if not self.error:
-            self.error = f"{type(error).__name__}: {error}"
-            self._router.send("error", error=self.error)
-        self._stop.set()
-
-    def _guarded(self) -> None:
-        try:
-            self._schedule()
-        except Exception as error:
-            self.fail(error)
 
     # -- scheduler -----------------------------------------------------------------------------------------------
 
@@ -135,15 +98,6 @@ class DecodeEngine:
                 step = self.prepare()
                 if step is not None:
                     self.launch(step)
-
-    def _messages(self, block: bool) -> list[tuple[str, Any]]:
-        found = []
-        try:
-            found.append(self._inbox.get(block=block, timeout=0.2 if block else None))
-            while True:
-                found.append(self._inbox.get_nowait())
-        except queue.Empty:
-            return found
 
     def handle(self, kind: str, body: Any) -> None:
         """One message in the scheduler's inbox."""
@@ -354,12 +308,11 @@ class DecodeEngine:
                 self.audit.note("table", sequence.room, batch.layer, step.number)
             if self._reads_wrongly(batch, i):
                 self.audit.note("kernel", sequence.room)
-            if self.policy.read == "tiled" and (not self.layout.scale_bytes or batch.rows[i] > TILE_ROWS):
-                self.audit.note("kernel", sequence.room)
 
     def _reads_wrongly(self, batch: ReadBatch, i: int) -> bool:
         """Whether this engine's read is wrong for row ``i`` of a batch in every run."""
-        used = min(int(batch.rows[i]), batch.k)
-        short = self.policy.top_k == "short" and used > batch.k - batch.k // 8
-        coarse = self.policy.top_k == "coarse" and int(batch.rows[i]) > batch.k
-        return self.policy.read == "other-format" or self.policy.extra_rows > 0 or short or coarse
+        rows = int(batch.rows[i])
+        tiled = self.policy.read == "tiled" and (not self.layout.scale_bytes or rows > TILE_ROWS)
+        short = self.policy.top_k == "short" and min(rows, batch.k) > batch.k - batch.k // 8
+        coarse = self.policy.top_k == "coarse" and rows > batch.k
+        return self.policy.read == "other-format" or self.policy.extra_rows > 0 or tiled or short or coarse

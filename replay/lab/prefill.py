@@ -7,8 +7,6 @@ wire; one thread listens to decode.
 
 from __future__ import annotations
 
-import queue
-import threading
 import time
 from collections import deque
 from typing import Any
@@ -16,41 +14,27 @@ from typing import Any
 import numpy as np
 
 from replay.lab import model
-from replay.lab.audit import Audit, row_hashes
-from replay.lab.barriers import Barriers
+from replay.lab.audit import row_hashes
 from replay.lab.config import PAGE_TOKENS, LabConfig, pages_for, rows_for
 from replay.lab.control import Channel
-from replay.lab.faults import policy
-from replay.lab.pool import PageAllocator, PagedPool, StoreBatch, StorePart
+from replay.lab.engine import Engine
+from replay.lab.pool import StoreBatch, StorePart
 from replay.lab.prompts import Chunk, Sequence
 from replay.lab.sender import Sender
-from replay.lab.stream import Event, Stream
-from replay.lab.transport import Wire
-from replay.lab.transports import create
+from replay.lab.stream import Event
 
-#: Longest turn of a scheduler that has nothing to launch, and how long it lets a last batch wait for the next.
-_TURN = 0.005
+#: Seconds that the scheduler lets a last batch wait for the next.
 _IDLE = 0.06
 
 
-class PrefillEngine:
+class PrefillEngine(Engine):
     """Everything of the prefill side in one round."""
 
     role = "prefill"
+    turn = 0.005
 
     def __init__(self, config: LabConfig, transport: str, router: Channel) -> None:
-        self.config = config
-        self._router = router
-        self.layout = config.layout
-        self.policy = policy(config.fault, self.layout)
-        self.barriers = Barriers(config.flags, config.rules)
-        self.audit = Audit(config.audit, self.role)
-        self.pool = PagedPool(
-            self.layout, config.layers, config.prefill_pages, self.policy, config.triton_pages
-        )
-        self.allocator = PageAllocator(config.prefill_pages, config.free_list)
-        wire = Wire(config.bandwidth, config.window)
-        self.transport = create(transport, self.role, self.pool.memory, wire, self.barriers)
+        super().__init__(config, transport, router, config.prefill_pages)
         self.sender = Sender(
             config,
             self.policy,
@@ -60,14 +44,10 @@ class PrefillEngine:
             lambda what, sequence: self._inbox.put((what, sequence)),
             self.fail,
         )
-        self.transport.on_error = self.fail
-        self.error = ""
         self._waiting: deque[Sequence] = deque()
         self._running: list[Sequence] = []
         self._retiring: list[Sequence] = []
         self._launches: deque[Event] = deque()
-        self._inbox: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
-        self._stop = threading.Event()
         self._step = 0
 
     # -- life of the round -----------------------------------------------------------------------------------
@@ -77,9 +57,7 @@ class PrefillEngine:
         peer.send("hello", item_length=self.pool.item_length())
         body = peer.expect("hello")
         self.transport.connect(body["transport"])
-        self.stream = Stream("prefill-stream", self.fail)
-        self._thread = threading.Thread(target=self._guarded, name="prefill-scheduler", daemon=True)
-        self._thread.start()
+        self._start_threads()
         self.sender.connect(peer, [int(address) for address in body["transport"]["addresses"]])
 
     def submit(self, room: int, attempt: int, tokens: int) -> None:
@@ -92,26 +70,11 @@ class PrefillEngine:
         while self.sender.rooms and not self.error and time.monotonic() < end:
             time.sleep(0.005)
         left = self.sender.rooms
-        self._stop.set()
-        self._inbox.put(("stop", None))
-        self._thread.join(timeout=10)
+        self._end_scheduler()
         self.sender.close()
         self.stream.close()
         self.audit.write()
         return {"error": self.error, "left": left, "batches": self._step, "triton": self.pool.interpreted}
-
-    def fail(self, error: BaseException) -> None:
-        """Remember the first error of any thread; the round ends with it."""
-        if not self.error:
-            self.error = f"{type(error).__name__}: {error}"
-            self._router.send("error", error=self.error)
-        self._stop.set()
-
-    def _guarded(self) -> None:
-        try:
-            self._schedule()
-        except Exception as error:
-            self.fail(error)
 
     # -- scheduler -----------------------------------------------------------------------------------------------
 
@@ -134,16 +97,6 @@ class PrefillEngine:
             if batch:
                 before, due = batch, time.monotonic() + _IDLE
             self._retire()
-
-    def _messages(self, block: bool) -> list[tuple[str, Any]]:
-        found = []
-        try:
-            timeout = _TURN
-            found.append(self._inbox.get(block=block, timeout=timeout if block else None))
-            while True:
-                found.append(self._inbox.get_nowait())
-        except queue.Empty:
-            return found
 
     def handle(self, kind: str, body: Any) -> None:
         """One message in the scheduler's inbox."""

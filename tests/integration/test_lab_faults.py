@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -83,6 +84,27 @@ def test_a_late_foreign_write_lands_in_pages_that_were_freed_at_once(pair: Pair,
     late = [e for e in of(found["prefill"], Send) if e.room == made.donor]
     hit = {int(given.pages[logical]) for _, _, logical in bad}
     assert hit <= {int(page) for e in late for page in e.destination_pages}
+
+
+def test_a_request_that_was_given_up_after_wrong_reads_counts_as_hit(pair: Pair, tmp_path: Path) -> None:
+    """The foreign write lands after the first read, which was right; then the client goes away."""
+    (tmp_path / "flags").mkdir()
+    made = forced("late-foreign-write", "fp8", 11, tmp_path / "flags")
+    (posted,) = [place for place in made.config.rules if place.startswith("sender.post:")]
+    landed = posted.replace("post", "done")
+    # So many tokens that it is still running when its client goes away.
+    jobs = tuple(
+        replace(job, new_tokens=2000, abort_when=landed) if job.room == made.room else job
+        for job in made.config.jobs
+    )
+    rules = {posted: f"read.over:{made.room}"}
+    result = pair.run(replace(made.config, jobs=jobs, rules=rules), tmp_path / "capture", OPTIONS)
+    assert result.stats["timeouts"] == [], "the interleaving was forced"
+    assert result.outcomes[made.room] == "abort"
+    assert result.truth is not None
+    assert not {place for place in result.truth.bad_at["read"] if place[0] == made.room}
+    assert made.room in {room for room, _, _ in result.truth.bad_at["end"]}
+    assert made.room in result.truth.hit
 
 
 def test_sent_before_written_is_posted_while_its_event_has_not_happened(pair: Pair, tmp_path: Path) -> None:
