@@ -34,7 +34,6 @@ class Truth:
     rooms: set[int] = field(default_factory=set)
     also: tuple[str, ...] = ()
     happened: bool = False
-    whole: bool = True  #: all evidence that the kind's signature asks for is in the trace
 
 
 class Deed:

@@ -10,20 +10,17 @@ import numpy as np
 from benchmarks.accuracy.deed import Deed, Truth
 from benchmarks.accuracy.request import ROWS, Job, Shape, Transfer
 from benchmarks.accuracy.side import I64, Recording, Side, Unit
-from benchmarks.accuracy.traffic import rows_of
 from benchmarks.accuracy.world import World
 
 
 class Fault(Deed):
-    """One kind of fault. ``pages``: the victim's least and most pages; ``digest``: it shows without bytes."""
+    """One kind of fault. ``pages``: the victim's least and most pages."""
 
     code = ""
     stages: tuple[str, ...] = ()
     variants: tuple[str, ...] = ("",)
     also: tuple[str, ...] = ()
     pages = (1, 200)
-    digest = True
-    formats = ("fp8", "bf16", "fp4")
 
     def __init__(self, rng: random.Random, variant: str, victim: Job) -> None:
         self.rng, self.variant, self.victim = rng, variant, victim
@@ -32,8 +29,12 @@ class Fault(Deed):
 
     def arrange(self, shape: Shape, recording: Recording, crowd: list[Job]) -> list[Job]:
         """Change the pair so that the fault can happen there; returns the requests, the victim among them."""
+        return self.among(crowd, self.victim)
+
+    def among(self, crowd: list[Job], job: Job) -> list[Job]:
+        """The crowd with one more request somewhere in its middle third."""
         place = self.rng.randint(len(crowd) // 3, 2 * len(crowd) // 3)
-        return [*crowd[:place], self.victim, *crowd[place:]]
+        return [*crowd[:place], job, *crowd[place:]]
 
     def hits(self, job: Job) -> bool:
         return job is self.victim or (self.everyone and not job.mark)
@@ -87,6 +88,15 @@ class Fault(Deed):
             pass
 
 
+class ArrivesWrong(Fault):
+    """A fault that, if it did anything, shows in the bytes of a request that has arrived."""
+
+    def complete(self, world: World, job: Job, pending: list[Transfer]) -> Iterator[None]:
+        yield from super().complete(world, job, pending)
+        if self.hits(job):
+            self.check(world, job)
+
+
 def landed_pages(world: World, transfer: Transfer) -> list[int]:
     """Destination pages that the descriptors of a transfer write to."""
     pages: set[int] = set()
@@ -96,16 +106,10 @@ def landed_pages(world: World, transfer: Transfer) -> list[int]:
     return sorted(pages)
 
 
-def resize(rng: random.Random, job: Job, low: int, high: int) -> None:
-    """Give a job a size between two numbers of pages."""
-    pages = -(-job.rows // ROWS)
-    if not low <= pages <= high:
-        job.rows = rows_of(rng, rng.randint(low, high))
-
-
 __all__ = [
     "I64",
     "ROWS",
+    "ArrivesWrong",
     "Fault",
     "Job",
     "Recording",
@@ -115,5 +119,4 @@ __all__ = [
     "Unit",
     "World",
     "landed_pages",
-    "resize",
 ]

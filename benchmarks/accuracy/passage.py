@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -12,9 +12,6 @@ from benchmarks.accuracy.model import TOKENS_PER_ROW
 from benchmarks.accuracy.pages import Pages
 from benchmarks.accuracy.request import ROWS, Job, Part, Transfer, grouped
 from benchmarks.accuracy.side import I64, Side, Unit
-
-if TYPE_CHECKING:
-    pass
 
 
 class Passage(Pages):

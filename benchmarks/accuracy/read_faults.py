@@ -16,7 +16,6 @@ from benchmarks.accuracy.side import U8
 class Kernel(Fault):
     """A fault that only logits or top-k show."""
 
-    digest = False
     stages = ("read-kernel",)
 
     def arrange(self, shape: Shape, recording: Recording, crowd: list[Job]) -> list[Job]:
@@ -107,7 +106,6 @@ class WrongStrideTable(Fault):
 
     def arrange(self, shape: Shape, recording: Recording, crowd: list[Job]) -> list[Job]:
         shape.decode_pages = 2 * shape.decode_pages + 2
-        self.factor = 2
         return super().arrange(shape, recording, crowd)
 
     def starting(self, world: World, job: Job) -> None:
@@ -118,10 +116,10 @@ class WrongStrideTable(Fault):
         side = world.decode
         if job is not self.victim or side.agent in job.over:
             return pages
-        if any(page * self.factor >= side.pages for page in pages):
+        if any(page * 2 >= side.pages for page in pages):
             return pages
         self.struck(job, range(len(pages)))
-        return [page * self.factor for page in pages]
+        return [page * 2 for page in pages]
 
 
 class IntegerWrap(Kernel):

@@ -8,6 +8,7 @@ import numpy as np
 
 from benchmarks.accuracy.fault import (
     ROWS,
+    ArrivesWrong,
     Fault,
     Job,
     Recording,
@@ -25,7 +26,7 @@ from capture_hooks.layouts import Layout, layout
 OTHER_FORMAT = {"fp8": 4352, "bf16": 8448, "fp4": 4096}
 
 
-class Descriptors(Fault):
+class Descriptors(ArrivesWrong):
     """A fault of configuration: often all requests have it."""
 
     stages = ("descriptor",)
@@ -33,11 +34,6 @@ class Descriptors(Fault):
     def arrange(self, shape: Shape, recording: Recording, crowd: list[Job]) -> list[Job]:
         self.everyone = self.rng.random() < 0.4
         return super().arrange(shape, recording, crowd)
-
-    def complete(self, world: World, job: Job, pending: list[Transfer]) -> Iterator[None]:
-        yield from super().complete(world, job, pending)
-        if self.hits(job):
-            self.check(world, job)
 
 
 class BufferMissing(Descriptors):
@@ -124,14 +120,13 @@ class WrongLayerPairing(Descriptors):
         if not self.hits(job):
             return right
         found = []
-        shift = -1
         for name in world.shape.components:
             mine = [unit for unit, _ in right if unit[0] == name]
             if world.shape.stages > 1:  # pairs by position: the second stage's layers begin at 0
                 theirs = [unit for unit in world.decode.units if unit[0] == name]
                 found += list(zip(mine, theirs, strict=False))
             else:
-                found += [(unit, (name, unit[1] + shift)) for unit in mine if unit[1] + shift >= 0]
+                found += [(unit, (name, unit[1] - 1)) for unit in mine if unit[1] >= 1]
         return found
 
 
@@ -168,7 +163,7 @@ def permutation(page: Layout, how: str) -> np.ndarray:
     return np.concatenate([tiles.ravel(), scales.ravel()])
 
 
-class LayoutPermuted(Fault):
+class LayoutPermuted(ArrivesWrong):
     code = "F07"
     variants = ("descriptor", "unpack", "read")
     pages = (1, 40)
@@ -204,26 +199,19 @@ class LayoutPermuted(Fault):
         if self.hits(transfer.job) and self.variant == "unpack":
             order = permutation(world.decode.layout, self.how)
             for unit in world.decode.units:
-                if any(unit in p.units for p in (transfer.side,)):
+                if unit in transfer.side.units:
                     pages = [transfer.job.pages[world.decode.agent][k] for k in transfer.logical]
                     world.decode.memory[unit][pages] = world.decode.memory[unit][pages][:, order]
-
-    def complete(self, world: World, job: Job, pending: list[Transfer]) -> Iterator[None]:
-        yield from super().complete(world, job, pending)
-        if self.hits(job):
-            self.check(world, job)
 
     def keys(self, world: World, job: Job, unit: Unit, table: Sequence[int], rows: int):  # type: ignore[no-untyped-def]
         if self.variant != "read" or not self.hits(job):
             return super().keys(world, job, unit, table, rows)
         page = world.decode.layout
-        order = permutation(page, self.how)
-        inverse = order if self.how == "tiles" else np.arange(page.page_bytes)
         raw = world.decode.memory[unit][list(table)]
         at = np.arange(rows)
         self.struck(job, range(len(table)), layers=[unit[1]])
         if self.how == "tiles":
-            moved = raw[:, inverse]
+            moved = raw[:, permutation(page, self.how)]
             return page.values(moved)[at // ROWS, at % ROWS], page.scales(moved)[at // ROWS, at % ROWS]
         both = raw.reshape(len(raw), page.rows, -1)[at // ROWS, at % ROWS]
         return both[:, : page.value_bytes].copy(), both[:, page.value_bytes :].copy()
@@ -347,7 +335,7 @@ class ComponentLate(Fault):
         return found is not None and found[0] == self.late
 
 
-class FailedTransferUsed(Fault):
+class FailedTransferUsed(ArrivesWrong):
     code = "F13"
     stages = ("wire",)
 
@@ -360,11 +348,6 @@ class FailedTransferUsed(Fault):
             return
         total = sum(n for _, _, n in transfer.parts)
         world.land(transfer, last=self.rng.choice([0, 0, self.rng.randrange(total)]))
-
-    def complete(self, world: World, job: Job, pending: list[Transfer]) -> Iterator[None]:
-        yield from super().complete(world, job, pending)
-        if job is self.victim:
-            self.check(world, job)
 
 
 class MetadataMixUp(Fault):
@@ -383,7 +366,7 @@ class MetadataMixUp(Fault):
         return self.rng.choice(others)
 
 
-class LostOnWire(Fault):
+class LostOnWire(ArrivesWrong):
     code = "F31"
     stages = ("wire",)
 
@@ -404,8 +387,3 @@ class LostOnWire(Fault):
                     noise = np.frombuffer(self.rng.randbytes(high - low), np.uint8)
                     world.decode.write_bytes(destination + low - at, noise)
                 at += length
-
-    def complete(self, world: World, job: Job, pending: list[Transfer]) -> Iterator[None]:
-        yield from super().complete(world, job, pending)
-        if job is self.victim:
-            self.check(world, job)
