@@ -67,3 +67,14 @@ def test_the_tours_trace_is_small_and_what_its_script_writes(tmp_path: Path) -> 
     with open_trace(shipped) as old, open_trace(tmp_path / "tour.h5") as new:
         assert judge(old, JudgeOptions(reexecute=False)) == judge(new, JudgeOptions(reexecute=False))
         assert old.contents.digests.tolist() == new.contents.digests.tolist()
+
+
+def pictures(folder: Path) -> set[str]:
+    return {path.name for path in folder.glob("*.png") if path.stat().st_size > 1000}
+
+
+def test_the_bf16_story_is_true_of_a_run_of_its_own(tmp_path: Path) -> None:
+    told = run("bf16_story.py", tmp_path)  # what it claims, it asserts
+
+    assert "60 at a time\nDIVERGENT  destination: late foreign write (F14)" in told
+    assert pictures(tmp_path) == {f"bf16-{name}.png" for name in ("rates", "grid", "bytes", "ownership")}
