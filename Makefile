@@ -59,8 +59,15 @@ accuracy: venv  ## How often the judge is right: SEEDS=20 OUT=accuracy.json (abo
 	$(BIN)/python -m benchmarks.accuracy --seeds $(SEEDS) --out $(OUT) --markdown docs/accuracy.md
 
 .PHONY: docs
-docs: venv  ## Write the pages that are made from code
+docs: venv  ## Write what the documents take from code, then build the site
 	$(BIN)/python docs/generate.py
+	@$(MAKE) site
+
+# -n -W: a page, link or heading that is not there, and a page that no list names, end the build.
+.PHONY: site
+site: $(VENV)/.ready-docs  ## Build the documents into build/site, with warnings as errors
+	@$(BIN)/python -m sphinx -n -W --keep-going -q -E -c docs -d build/doctrees . build/site
+	@echo "build/site/index.html"
 
 .PHONY: clean
 clean:  ## Remove caches, build outputs and the demo's files (.venv stays)
@@ -109,4 +116,8 @@ $(SGLANG_READY): tests/sglang/requirements.txt
 
 $(VENV)/.ready-dev: $(VENV)/.ready
 	@$(PIP) install -c $(PINS) -e '.[dev]'
+	@touch $@
+
+$(VENV)/.ready-docs: $(VENV)/.ready
+	@$(PIP) install -c $(PINS) -e '.[docs]'
 	@touch $@

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import pytest
 
 from replay import cli
 from replay.classify import registry
+from tests.docs_generator import generate
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(
@@ -44,14 +44,8 @@ def test_the_readme_names_every_exit_code_as_the_help_does(capsys: pytest.Captur
 
 
 def test_the_parts_made_from_code_are_fresh() -> None:
-    spec = importlib.util.spec_from_file_location("generate_docs", ROOT / "docs/generate.py")
-    assert spec is not None
-    assert spec.loader is not None
-    generate = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(generate)
-
-    stale = [path.name for path, text in generate.pages().items() if path.read_text() != text]
-    assert stale == [], "run 'make docs'"
+    stale = [path.name for path, text in generate.made().items() if path.read_text() != text]
+    assert stale == [], "run 'make docs', or .venv/bin/python docs/generate.py"
 
 
 def test_every_classifier_of_the_package_is_declared() -> None:
