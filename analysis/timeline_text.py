@@ -19,6 +19,7 @@ from analysis.printable import printable
 from replay.descriptors import DescriptorMap
 from replay.local_writes import LocalWrites
 from replay.order import HappensBefore
+from replay.order_keys import request_key
 from replay.timeline import Timeline
 from replay.words import counted
 
@@ -204,10 +205,10 @@ def _joins(last: Entry, entry: Entry) -> bool:
     return same_line and same and bool(entry.layers) and not set(entry.layers) & set(last.layers)
 
 
-def _is_key_of(key: str, room: int, attempt: int | None) -> bool:
-    """Whether an order key is the request's: ``ROOM.ATTEMPT``."""
-    head, dot, tail = key.partition(".")
-    return bool(dot) and head == str(room) and (attempt is None or tail == str(attempt))
+def _is_key_of(text: str, room: int, attempt: int | None) -> bool:
+    """Whether an order key is the request's."""
+    key = request_key(text)
+    return key is not None and key.room == room and attempt in (None, key.attempt)
 
 
 def page_title(trace: Trace, place: BufferPage) -> str:

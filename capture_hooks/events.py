@@ -322,7 +322,8 @@ class Order(Event):
     before everything after the ``head`` record with the same ``what`` and ``key`` on its own.
 
     ``what``: "announce" (destination pages told), "status" (completion told), "abort", "ack", "queue" (hand-over
-    between threads of a process), "sync" (a stream or event was waited for).
+    between threads of a process), "sync" (a stream or event was waited for). The ``key`` of the first four is
+    ``ROOM.ATTEMPT``, or ``ROOM.ATTEMPT/WHO`` where several ranks tell each other: the same ``WHO`` at both ends.
     """
 
     KIND: ClassVar[int] = 14

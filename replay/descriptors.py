@@ -186,6 +186,10 @@ class DescriptorMap:
         low, high = np.searchsorted(self._by_request[0], [request, request + 1])
         return self._by_request[1][low:high]
 
+    def sends_to(self, request: int, process: int) -> list[int]:
+        """Those of a request that wrote to ``process``, or of which it cannot be told to whom."""
+        return [row for row in self.sends_of(request).tolist() if int(self.peers[row]) in (process, -1)]
+
     @cached_property
     def _by_request(self) -> tuple[I64, I64]:
         rows = np.argsort(self.request, kind="stable")

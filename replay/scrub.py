@@ -19,6 +19,7 @@ import numpy.typing as npt
 from capture_hooks.layouts import LAYOUTS, OPAQUE
 from capture_hooks.options import OPTIONS
 from replay.descriptors import DescriptorMap
+from replay.order_keys import request_key
 from replay.timeline import Timeline
 from replay.trace.file import ProcessInfo
 from replay.trace.merge import Rewrite
@@ -46,7 +47,6 @@ _NUMBER_FORMAT = re.compile(
     r"(e4m3(fn|fnuz)?|e5m2(fnuz)?|e2m1|ue8m0|bf16|fp16|fp32|fp8|fp4|none)"
     r"(/(ue8m0|bf16|fp16|fp32|none))?"
 )
-_ROOM_KEY = re.compile(r"\d{1,20}\.\d{1,10}")
 _RUN = re.compile(r"[0-9a-f]{8,32}")
 #: Packages whose versions may be told, and what a version of each looks like.
 PACKAGES = frozenset(
@@ -91,7 +91,8 @@ def _cache(scrub: Scrub, place: str, text: str) -> str:
 
 
 def _key(scrub: Scrub, place: str, text: str) -> str:
-    return text if _ROOM_KEY.fullmatch(text) else scrub.alias("key", text)
+    key = request_key(text)
+    return str(replace(key, who=scrub.alias("who", key.who))) if key else scrub.alias("key", text)
 
 
 def _run(scrub: Scrub, place: str, text: str) -> str:

@@ -19,6 +19,7 @@ from capture_hooks.layouts import LAYOUTS
 from replay.order import HappensBefore, Moment, line_numbers, moment
 from replay.page_columns import I64, MAX_LOGICAL, PLACE, BufferInfo, PageEvents, PageSnapshots, by_event
 from replay.scope import Scope, scope_of
+from replay.tellings import Tellings
 from replay.trace.errors import DAMAGED, TraceError
 
 if TYPE_CHECKING:
@@ -360,16 +361,9 @@ class Timeline:
         return moment(self.trace.table(table), row)
 
     @cached_property
-    def _order_ends(self) -> dict[tuple[str, str, str], list[int]]:
-        table = self.trace.table("order")
-        found: dict[tuple[str, str, str], list[int]] = {}
-        for row, name in enumerate(zip(table["what"], table["key"], table["end"], strict=True)):
-            found.setdefault(name, []).append(row)
-        return found
-
-    def order_ends(self, what: str, key: str, end: str) -> list[int]:
-        """Rows of the order table with this edge and end."""
-        return self._order_ends.get((what, key, end), [])
+    def tellings(self) -> Tellings:
+        """Who told whom that a request is complete."""
+        return Tellings(self.trace)
 
     def cell(self, request: I64, slot: I64, logical: I64) -> I64:
         """Key of each (request, layer and buffer name, logical page); -1 where a part is unknown."""

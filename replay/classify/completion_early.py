@@ -35,7 +35,7 @@ KIND = Kind(
 )
 
 _WORDS = {
-    "proven": "success was told before the transfer was done, in the order of the sender",
+    "proven": "success was told before the transfer was done, by proven order",
     "open": "nothing orders the end of the transfer before success was told, as waiting for it would",
 }
 
@@ -156,29 +156,33 @@ def reads_of(case: Case, source: str, healed: Bool) -> tuple[bool, bool]:
 
 
 def _early(case: Case, evidence: Evidence) -> str:
-    """How the sender's word of success lies to the end of its transfers, in the order of the protocol.
+    """How the senders' words of success lie to the end of their transfers, in the order of the protocol.
 
-    "proven": it was told before a transfer was over. "open": it was told, and no order puts the end of every transfer
-    before it, as waiting for them would. "": they were over before, or nobody saw it told.
+    "proven": a transfer that brings the page was over after all of them had told. "open": they told, and no order puts
+    the end of every transfer before some telling, as waiting for them would. "": they were over before, or not every
+    telling was seen.
     """
-    timeline, order = case.timeline, case.timeline.order
-    room, attempt = timeline.requests[case.request]
-    key = f"{room}.{attempt}"
-    tails, heads = timeline.order_ends("status", key, "tail"), timeline.order_ends("status", key, "head")
-    sends = evidence.descriptors.sends_of(case.request).tolist()
-    if not tails or not heads or not sends:
+    timeline, order, descriptors = case.timeline, case.timeline.order, evidence.descriptors
+    tellings = timeline.tellings.told(*timeline.requests[case.request], case.process)
+    sends = descriptors.sends_to(case.request, case.process)
+    if not tellings or not sends:
         return ""
-    told = timeline.moment("order", tails[0])
-    ends = [evidence.descriptors.completion(send) for send in sends]
-    if any(end is not None and order.before(told, end) for end in ends):
-        return "proven"
-    return "" if all(end is not None and order.before(end, told) for end in ends) else "open"
+    ends = {send: descriptors.completion(send) for send in sends}
+    pieces = descriptors.pieces
+    for send in set(pieces.send[descriptors.touching(case.buffer.number, case.page)].tolist()):
+        end = ends.get(send)
+        if end is not None and all(order.before(told, end) for told in tellings):
+            return "proven"
+    waited = all(
+        end is not None and any(order.before(end, told) for told in tellings) for end in ends.values()
+    )
+    return "" if waited else "open"
 
 
 def _told(case: Case, evidence: Evidence) -> bool:
     """Whether the protocol's edges show that the page was looked at after its transfer had been posted."""
     order, completed = case.timeline.order, case.moment("RC")
-    sends = evidence.descriptors.sends_of(case.request).tolist()
+    sends = evidence.descriptors.sends_to(case.request, case.process)
     return any(order.before(case.timeline.moment("send", send), completed) for send in sends)
 
 

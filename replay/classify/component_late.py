@@ -107,17 +107,12 @@ def _sends(case: Case, evidence: Evidence, slots: set[int]) -> set[int]:
     return found
 
 
-def _told(case: Case) -> list[int]:
-    room, attempt = case.timeline.requests[case.request]
-    return case.timeline.order_ends("status", f"{room}.{attempt}", "tail")
-
-
 def _over(case: Case, evidence: Evidence, sends: set[int]) -> bool:
-    """Whether all of ``sends`` were over, in proven order, before completion was told (or before RC)."""
-    order, told = case.timeline.order, _told(case)
-    moment = case.timeline.moment("order", told[0]) if told else case.moment("RC")
+    """Whether each of ``sends`` was over, in proven order, before some rank told completion (or before RC)."""
+    timeline = case.timeline
+    told = timeline.tellings.told(*timeline.requests[case.request], case.process) or (case.moment("RC"),)
     ends = [evidence.descriptors.completion(send) for send in sends]
-    return all(end is not None and order.before(end, moment) for end in ends)
+    return all(end is not None and any(timeline.order.before(end, moment) for moment in told) for end in ends)
 
 
 def _numbers(evidence: Evidence, sends: set[int]) -> str:

@@ -134,11 +134,9 @@ def _of_nobody(case: Case, evidence: Evidence, stable: Bool) -> bool:
 
 
 def _over_before(case: Case, evidence: Evidence) -> bool:
-    """Whether every transfer of the request was over, by proven order, when the destination was looked at."""
-    seen = case.moment("RC")
-    moments = [
-        evidence.descriptors.completion(send) for send in evidence.descriptors.sends_of(case.request).tolist()
-    ]
+    """Whether every transfer of the request to this process was over, by proven order, when it was looked at."""
+    seen, descriptors = case.moment("RC"), evidence.descriptors
+    moments = [descriptors.completion(send) for send in descriptors.sends_to(case.request, case.process)]
     return bool(moments) and all(m is not None and case.timeline.order.before(m, seen) for m in moments)
 
 

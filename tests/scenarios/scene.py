@@ -361,10 +361,15 @@ class Scene:
         self.land(transfer)
         self.done(transfer)
 
-    def arrive(self, job: Job, *, first: int = 0) -> None:
-        """Decode learns that the request is complete and looks at its pages."""
+    def tell(self, job: Job, who: str = "") -> None:
+        """Prefill tells decode that the request is complete; ``who``: where the key says which rank told which."""
+        self.edge(self.prefill, self.decode, "status", f"{job.key}/{who}" if who else job.key)
+
+    def arrive(self, job: Job, *, first: int = 0, told: bool = False) -> None:
+        """Decode learns that the request is complete (``told``: that was earlier) and looks at its pages."""
         d = self.decode
-        self.edge(self.prefill, d, "status", job.key)
+        if not told:
+            self.tell(job)
         d.emit("transfer_state", state="arrived", room=job.room, attempt=job.attempt, agent=d.agent)
         self.look("RC", job, first=first)
         d.emit(

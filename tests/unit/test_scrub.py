@@ -19,6 +19,7 @@ from replay.verdict import Verdict
 from tests.scenarios.planted import places, planted_scene
 from tests.scenarios.scene import Job, Scene
 from tests.scenarios.test_s2_late_foreign_write import overtaken
+from tests.scenarios.test_several_tellings import told
 
 OPTIONS = JudgeOptions(reexecute=False)
 
@@ -154,6 +155,18 @@ def test_versions_and_devices_stay_and_all_else_goes(tmp_path: Path) -> None:
         key: told[key] for key in ("torch", "numpy", "python", "machine", "system", "device")
     }
     assert process.options == {"mode": "pages", "read_every": 8}
+
+
+def test_which_rank_told_which_is_a_letter_that_both_ends_share(tmp_path: Path) -> None:
+    scene = told(Scene(tmp_path), "0a1b2c3d4e.0", "done")
+    scene.close()
+    out = scrubbed(scene.paths, tmp_path / "out.h5")
+    with open_trace(out) as trace:
+        order = trace.table("order")
+        told_keys = [str(key) for key in order["key"][order["what"] == "status"] if "7000" in str(key)]
+    assert told_keys == ["7000.0/who-A"] * 2
+    (before,), (after,) = verdict_of(scene.paths[0]).findings, verdict_of(out).findings
+    assert (before.code, before.confidence) == (after.code, after.confidence) == ("F09", "certain")
 
 
 def test_two_sides_of_one_clean_request_stay_clean(tmp_path: Path) -> None:

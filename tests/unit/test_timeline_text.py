@@ -128,15 +128,16 @@ def test_a_page_tells_what_its_own_process_did_to_it(tmp_path: Path) -> None:
     assert "copied or cleared by its own process" in inline_svg(drawn.figure, "a")
 
 
-def test_a_late_thread_is_listed_where_its_edges_allow(tmp_path: Path) -> None:
+@pytest.mark.parametrize("key", ["1.0", "1.0/0a1b2c3d4e"])
+def test_a_late_thread_is_listed_where_its_edges_allow(tmp_path: Path, key: str) -> None:
     """The clocks of two hosts say the opposite of the protocol; the protocol wins."""
     path = tmp_path / "t.h5"
     with TraceBuilder(path) as builder:
         ahead = builder.process(role="prefill", host="a")
         behind = builder.process(role="decode", host="b")
         behind.request(room=1, phase="start", begin_ns=9_000_000, end_ns=9_000_000)
-        behind.order(what="announce", key="1.0", end="tail", begin_ns=9_000_001, end_ns=9_000_001)
-        ahead.order(what="announce", key="1.0", end="head", begin_ns=5, end_ns=5)
+        behind.order(what="announce", key=key, end="tail", begin_ns=9_000_001, end_ns=9_000_001)
+        ahead.order(what="announce", key=key, end="head", begin_ns=5, end_ns=5)
         ahead.send(transfer=1, room=1, begin_ns=6, end_ns=6)
     with open_trace(path) as trace:
         entries = request_entries(trace, 1)
