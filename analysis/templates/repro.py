@@ -2,12 +2,14 @@
 
     python repro.py
 
-Each case is told in one or two lines. The exit code is 0 when every enclosed difference is there, and 1 otherwise.
+Each case is told in one or two lines. The exit code is 0 when every enclosed difference is there, 1 otherwise, and 141
+when the reader of the output went away.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -162,4 +164,13 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        code = main()
+        sys.stdout.flush()
+    except FileNotFoundError as error:
+        sys.exit(f"{error.filename} is not there: unpack the whole bundle, and run this file where it lies")
+    except BrokenPipeError:
+        # Python flushes once more while it exits; give it somewhere to write.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 141
+    sys.exit(code)

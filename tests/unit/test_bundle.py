@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import subprocess
 import sys
 import zipfile
@@ -24,7 +25,7 @@ from replay.judge import JudgeOptions, judge
 from replay.trace.reader import open_trace
 from tests.scenarios.planted import planted_scene
 from tests.scenarios.scene import Job, Scene
-from tests.scenarios.test_other_kinds import after_arrival, up_to_the_post
+from tests.scenarios.stories import begun, ended
 from tests.scenarios.test_s1_completion_early import torn
 from tests.scenarios.test_s2_late_foreign_write import overtaken
 from tests.scenarios.test_s3_sent_before_written import too_early
@@ -36,9 +37,9 @@ LARGE = 24_000_000
 
 def wrong_read(folder: Path, change: Callable[[dict[str, Any]], None]) -> Scene:
     scene = Scene(folder)
-    job = up_to_the_post(scene)
+    job = begun(scene)
     scene.send(job)
-    after_arrival(scene, job)
+    ended(scene, job)
     scene.read(job, logits=True, change=change)
     return scene
 
@@ -53,7 +54,7 @@ def invalid(read: dict[str, Any]) -> None:
 
 def zeroed(folder: Path) -> Scene:
     scene = Scene(folder)
-    job = up_to_the_post(scene)
+    job = begun(scene)
     scene.send(job)
     scene.arrive(job)
     scene.decode.memory[0][6] = 0
@@ -121,7 +122,7 @@ def test_the_script_of_each_kind_of_bundle_shows_its_difference(story: str, tmp_
 
 
 @pytest.mark.usefixtures("no_pictures")
-def test_the_script_says_so_where_the_difference_is_not_there(tmp_path: Path) -> None:
+def test_the_script_says_what_is_not_there_and_ends_quietly_without_a_reader(tmp_path: Path) -> None:
     scene = torn(Scene(tmp_path))
     scene.close()
     folder = unpacked(make(tuple(scene.paths), LARGE), tmp_path / "empty")
@@ -136,6 +137,22 @@ def test_the_script_says_so_where_the_difference_is_not_there(tmp_path: Path) ->
 
     assert done.returncode == 1
     assert "NOT as the verdict says" in done.stdout
+
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(
+        [sys.executable, "-I", "repro.py"], cwd=folder, stdout=writer, stderr=subprocess.PIPE, check=False
+    )
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (141, b"")
+
+    (folder / "pages.npz").unlink()
+    done = subprocess.run(
+        [sys.executable, "-I", "repro.py"], cwd=folder, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert "pages.npz is not there: unpack the whole bundle" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.usefixtures("no_pictures")
