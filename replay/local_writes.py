@@ -120,7 +120,12 @@ class LocalWrites:
         pages = np.array([b.pages for b in self.timeline.buffers] or [1], np.int64)
         # Slot -1 in a kernel that does not skip it is the last row of the last page.
         page = np.where(slot >= 0, slot // rows[buffer], pages[buffer] - 1)
-        return np.unique(np.stack([place(buffer, page), np.zeros_like(event), event]), axis=1)
+        where = place(buffer, page)
+        # Rows lie page by page as a rule: most repetitions go before the sort.
+        fresh = np.ones(len(where), bool)
+        fresh[1:] = (where[1:] != where[:-1]) | (event[1:] != event[:-1])
+        where, event = where[fresh], event[fresh]
+        return np.unique(np.stack([where, np.zeros_like(event), event]), axis=1)
 
     @staticmethod
     def _found(pieces: Pieces, table: int, row: int) -> I64:

@@ -12,10 +12,12 @@ and decoded wrongly; over F31, where bytes are missing that no permutation bring
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
 
+from capture_hooks.layouts import Layout
 from replay.bisect import Case
 from replay.classify.base import Evidence, Explanation, Kind, claims, halves, in_words, unit_mask
 from replay.classify.hypotheses import Hypothesis, Question, of_bytes
@@ -35,6 +37,8 @@ ENOUGH_ROWS = 8
 ENOUGH_PAGES = 3
 #: Pages that are compared for it.
 MOST_PAGES = 16
+#: One byte in so many is looked at before all are.
+_PROBE = 61
 
 KIND = Kind(
     code="F07",
@@ -136,19 +140,25 @@ def _fits(case: Case, right: U8, seen: U8, permutation: I64) -> bool:
     """Whether every byte of a valid row is what ``permutation`` puts there (bytes that come from rows past the valid
     ones are nobody's claim), and enough of them differ from where they should be.
     """
-    layout = case.layout
-    rows = np.concatenate(
-        [
-            np.repeat(np.arange(layout.rows), layout.value_bytes),
-            np.repeat(np.arange(layout.rows), layout.scale_bytes),
-        ]
-    )
-    valid = halves(case.valid)[0][rows]
+    valid = halves(case.valid)[0][_row_of_byte(case.layout)]
+    # A few bytes rule out nearly every order.
+    few = permutation[::_PROBE]
+    if bool(((right[few] != seen[::_PROBE]) & valid[::_PROBE] & valid[few]).any()):
+        return False
     judged = valid & valid[permutation]
     moved = right[permutation]
     same = moved == seen
     # What the rows past the valid ones held was looked at as well: without it, half a page could decide.
     return bool(same[judged].all()) and int((judged & (moved != right) & same).sum()) >= ENOUGH_BYTES
+
+
+@lru_cache(maxsize=16)
+def _row_of_byte(layout: Layout) -> I64:
+    """The row that each byte of a page belongs to, ``int64[page_bytes]``."""
+    rows = np.arange(layout.rows)
+    found = np.concatenate([np.repeat(rows, layout.value_bytes), np.repeat(rows, layout.scale_bytes)])
+    found.flags.writeable = False
+    return found
 
 
 def _descriptors(case: Case, evidence: Evidence) -> I64 | None:

@@ -18,6 +18,7 @@ from replay.trace.errors import DAMAGED, TraceError, reading
 from replay.trace.hdf5 import checked_dataset, open_file, read, subgroup
 from replay.trace.ragged import Ragged
 from replay.trace.schema import (
+    CHUNK_ROWS,
     FORMAT,
     MAJOR,
     MINOR,
@@ -95,6 +96,7 @@ class TraceFile:
         self._groups: dict[str, Any] = {}
         self._stores: dict[str, BlobReader | None] = {}
         self._arrays: dict[tuple[str, str], tuple[Any | None, I64]] = {}
+        self._slabs: dict[tuple[str, str], tuple[int, Array]] = {}
         try:
             self.version = self._check_version()
             self._events = subgroup(self._root, "events", self.place)
@@ -259,12 +261,19 @@ class TraceFile:
         return np.diff(self._ragged(table, column)[1])
 
     def ragged_row(self, table: str, column: Column, row: int) -> Array:
-        """The array of one row of a ragged column that is no content column; nothing else of it is read."""
+        """The array of one row of a ragged column that is no content column; only the chunks that hold it are read."""
         dataset, offsets = self._ragged(table, column)
         if dataset is None:
             return self._empty(column)
-        place = f"{self.place}/events/{table}/{column.name}"
-        return read(dataset, place, int(offsets[row]), int(offsets[row + 1]))
+        start, stop = int(offsets[row]), int(offsets[row + 1])
+        low, slab = self._slabs.get((table, column.name), (0, None))
+        if slab is None or start < low or stop > low + len(slab):
+            # HDF5 decodes whole chunks: the rows beside this one, which are mostly asked for next, cost nothing.
+            low = start - start % CHUNK_ROWS
+            high = min(stop + -stop % CHUNK_ROWS, int(offsets[-1]))
+            slab = read(dataset, f"{self.place}/events/{table}/{column.name}", low, high)
+            self._slabs[table, column.name] = low, slab
+        return slab[start - low : stop - low]
 
     def ragged_rows(self, table: str, column: Column, rows: I64) -> Ragged:
         """The arrays of some rows of a ragged column that is no content column, in their order."""
