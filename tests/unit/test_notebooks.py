@@ -78,3 +78,11 @@ def test_the_bf16_story_is_true_of_a_run_of_its_own(tmp_path: Path) -> None:
 
     assert "60 at a time\nDIVERGENT  destination: late foreign write (F14)" in told
     assert pictures(tmp_path) == {f"bf16-{name}.png" for name in ("rates", "grid", "bytes", "ownership")}
+
+
+def test_the_read_kernels_are_judged_on_made_up_and_on_captured_caches(tmp_path: Path) -> None:
+    told = run("read_kernels.py", tmp_path)
+
+    assert "CLEAN  every judged rung agrees" in told
+    assert "DIVERGENT  read-kernel: wrong stride (F20), certain" in told
+    assert pictures(tmp_path) == {"read-errors.png", "read-own-kernel.png"}
