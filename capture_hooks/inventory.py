@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -41,11 +41,13 @@ class Inventory:
     def add(self, event: Buffer, view: U8 | None = None, tensor: Any = None) -> Held:
         """Make a buffer known, with its live memory ``uint8[pages, pitch]``, and emit its record.
 
-        The memory is a ``view`` where the host can read it and a ``tensor`` on a device.
+        The memory is a ``view`` where the host can read it and a ``tensor`` on a device. Of the event, ``address``,
+        ``pages`` and ``pitch`` may be left out (0) where it is given: they are those of the memory.
 
         Raises ``ValueError`` for an id that is taken, an unknown format or memory that does not fit.
         """
         layout = layout_named(event.format)
+        event = _placed(event, view, tensor)
         for memory in (view, tensor):
             if memory is None:
                 continue
@@ -68,3 +70,20 @@ class Inventory:
 
     def __len__(self) -> int:
         return len(self._held)
+
+
+def _placed(event: Buffer, view: U8 | None, tensor: Any) -> Buffer:
+    """``event`` with the address, pages and pitch of its memory where it does not tell them."""
+    memory: Any = view if view is not None else tensor
+    if memory is None or memory.ndim != 2 or all((event.address, event.pages, event.pitch)):
+        return event
+    if view is not None:
+        address, pitch = view.ctypes.data, view.strides[0]
+    else:
+        address, pitch = tensor.data_ptr(), tensor.stride(0) * tensor.element_size()
+    return replace(
+        event,
+        address=event.address or address,
+        pages=event.pages or int(memory.shape[0]),
+        pitch=event.pitch or pitch,
+    )

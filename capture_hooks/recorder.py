@@ -27,7 +27,7 @@ import numpy.typing as npt
 
 from capture_hooks.codec import ENCODERS, Encoded, StampTuple
 from capture_hooks.control import Control
-from capture_hooks.events import Content, Event, Process, StoreParams, Trigger
+from capture_hooks.events import Content, Event, Order, Process, StoreParams, Trigger
 from capture_hooks.hooktable import About, Guard, HookTable, Scope
 from capture_hooks.identity import describe, file_name
 from capture_hooks.inventory import Inventory
@@ -142,6 +142,14 @@ class Recorder:
         elif not self.reserve(size, event.TABLE, seq):
             return -1
         return self._enqueue(size, record, event.TABLE, seq)
+
+    def tail(self, what: str, key: str) -> int:
+        """The tail of an order edge (``events.Order``): what this thread did so far comes before the head."""
+        return self.emit(Order(what, key, "tail"))
+
+    def head(self, what: str, key: str) -> int:
+        """The head of an order edge: what this thread does from here on comes after the tail of the same key."""
+        return self.emit(Order(what, key, "head"))
 
     def mark(self) -> Mark:
         """Begin of an interval, for ``emit``."""

@@ -1,8 +1,8 @@
 """The lab's adapter: which functions of the lab are hooked, and what their calls mean.
 
-It is to the lab what an engine's plug-in is to the engine. The engine's modules know nothing of it:
-:func:`attach` replaces methods of their classes by wrappers (``hooks.py``) and :meth:`Attached.detach` puts the
-very same functions back. Without ``KV_REPLAY_CAPTURE`` this module is not even imported.
+It is to the lab what an engine's plug-in is to the engine. The engine's modules know nothing of it: :func:`attach`
+replaces methods of their classes by wrappers (``taps/methods.py``) and :meth:`Attached.detach` puts the very same
+functions back. Without ``KV_REPLAY_CAPTURE`` this module is not even imported.
 
 Every body runs inside ``Recorder.guard``: what goes wrong in a hook is counted and never reaches the engine.
 """
@@ -15,10 +15,10 @@ import capture_hooks
 from capture_hooks.adapters import nixl
 from capture_hooks.events import Process
 from capture_hooks.recorder import Recorder
+from capture_hooks.taps.methods import Hooks
 from replay.lab.capture_decode import DecodeHooks
 from replay.lab.capture_prefill import PrefillHooks
 from replay.lab.capture_wire import TcpHooks
-from replay.lab.hooks import Hooks
 
 TRANSPORTS = {"nixl": "nixl/UCX", "tcp": "tcp"}
 
@@ -28,7 +28,7 @@ class Attached:
 
     def __init__(self, recorder: Recorder, role: str, transport: str) -> None:
         self.recorder = recorder
-        self.hooks = Hooks(recorder, role)
+        self.hooks = Hooks(recorder, "lab")
         self.wire: nixl.NixlAdapter | TcpHooks | None
         if transport == "nixl":
             self.wire = nixl.install(recorder)

@@ -12,9 +12,9 @@ import numpy as np
 from capture_hooks.events import I64, Alloc, Buffer, Free, Store, StoreParams
 from capture_hooks.recorder import Recorder
 from capture_hooks.taps.host import snapshot
+from capture_hooks.taps.methods import Hooks
 from replay.lab import model
 from replay.lab.config import TOKENS_PER_ROW
-from replay.lab.hooks import Hooks
 from replay.lab.pool import PageAllocator, PagedPool, StoreBatch
 from replay.lab.stream import Event, Stream
 
@@ -100,26 +100,26 @@ class CommonHooks:
                 self.recorder.emit(store, mark)
 
     def _launch(self, original: Callable[..., Event], stream: Stream, job: Callable[[], None]) -> Event:
-        key = f"{self.hooks.role}.launch.{next(self._launches)}"
+        key = f"{self.recorder.process.role}.launch.{next(self._launches)}"
         with self.recorder.guard("lab.Stream.launch"):
-            self.hooks.tail("queue", key)
+            self.recorder.tail("queue", key)
 
         def launched() -> None:
             with self.recorder.guard("lab.Stream.launch"):
-                self.hooks.head("queue", key)
+                self.recorder.head("queue", key)
             job()
 
         return original(stream, launched)
 
     def _complete(self, event: Event) -> None:
-        self.hooks.tail("sync", f"{self.hooks.role}.{event.serial}")
+        self.recorder.tail("sync", f"{self.recorder.process.role}.{event.serial}")
 
     def _passes(self, passed: bool, event: Event, *_: Any, **__: Any) -> None:
         """A thread has seen that the event happened: once for each thread is enough."""
         known = threading.get_ident(), event.serial
         if passed and known not in self._passed:
             self._passed.add(known)
-            self.hooks.head("sync", f"{self.hooks.role}.{event.serial}")
+            self.recorder.head("sync", f"{self.recorder.process.role}.{event.serial}")
 
     def has_passed(self, event: Event) -> bool:
         """Whether the calling thread has waited for the event."""

@@ -12,9 +12,9 @@ import numpy as np
 
 from capture_hooks.events import I64, Read, Receive, Request, TransferState
 from capture_hooks.recorder import Recorder
+from capture_hooks.taps.methods import Hooks
 from replay.lab.capture_common import CommonHooks
 from replay.lab.decode import DecodeEngine
-from replay.lab.hooks import Hooks
 from replay.lab.pool import ReadBatch, ReadResult, StoreBatch
 from replay.lab.replies import Sequence, Step
 
@@ -81,18 +81,18 @@ class DecodeHooks(CommonHooks):
         self.recorder.emit(
             Receive(sequence.room, sequence.attempt, 0, sequence.prompt_pages, buffers, lengths)
         )
-        self.hooks.tail("announce", _key(sequence))
+        self.recorder.tail("announce", _key(sequence))
 
     def _handle(self, engine: DecodeEngine, kind: str, body: Any) -> None:
         if kind in ("status", "ack"):
             key = f"{body['room']}.{body['attempt']}"
-            self.hooks.head(kind, key)
+            self.recorder.head(kind, key)
             if kind == "ack":
                 self.recorder.emit(
                     TransferState("acknowledged", room=body["room"], attempt=body["attempt"], agent="decode")
                 )
         elif kind == "step":
-            self.hooks.head("queue", f"decode.step.{body.number}")
+            self.recorder.head("queue", f"decode.step.{body.number}")
 
     def _arrived(self, _: DecodeEngine, sequence: Sequence) -> None:
         room, attempt = sequence.key
@@ -101,7 +101,7 @@ class DecodeHooks(CommonHooks):
         self._request(sequence, "arrived")
         self._held[sequence.key] = sequence
         key = f"decode.later.{_key(sequence)}"
-        self.hooks.tail("queue", key)
+        self.recorder.tail("queue", key)
         due = time.monotonic_ns() + self.recorder.options.later_ms * 1_000_000
         self._later.put((due, sequence, sequence.key))
 
@@ -112,7 +112,7 @@ class DecodeHooks(CommonHooks):
     def _tell_abort(self, _: DecodeEngine, sequence: Sequence) -> None:
         room, attempt = sequence.key
         self.recorder.emit(TransferState("aborted", room=room, attempt=attempt, agent="decode"))
-        self.hooks.tail("abort", _key(sequence))
+        self.recorder.tail("abort", _key(sequence))
 
     def _release(self, _: DecodeEngine, sequence: Sequence, reason: str) -> None:
         with self._copying:
@@ -132,7 +132,7 @@ class DecodeHooks(CommonHooks):
             if pause > 0:
                 time.sleep(pause)
             with self.recorder.guard("lab.later"):
-                self.hooks.head("queue", f"decode.later.{_key(sequence)}")
+                self.recorder.head("queue", f"decode.later.{_key(sequence)}")
                 for layer in range(self._layers):
                     # Only while the request holds the pages: a copy of one layer is what a release may wait for.
                     with self._copying:
@@ -212,7 +212,7 @@ class DecodeHooks(CommonHooks):
             )  # fmt: skip
 
     def _hand_back(self, _: DecodeEngine, step: Step) -> None:
-        self.hooks.tail("queue", f"decode.step.{step.number}")
+        self.recorder.tail("queue", f"decode.step.{step.number}")
 
 
 def _key(sequence: Sequence) -> str:

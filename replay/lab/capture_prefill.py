@@ -10,10 +10,10 @@ from capture_hooks.adapters.posts import Post
 from capture_hooks.events import I64, Request
 from capture_hooks.hooktable import Scope
 from capture_hooks.recorder import Recorder
+from capture_hooks.taps.methods import Hooks
 from replay.lab.capture_common import CommonHooks
 from replay.lab.capture_wire import TcpHooks
 from replay.lab.config import rows_for
-from replay.lab.hooks import Hooks
 from replay.lab.nixl_transport import NixlTransport
 from replay.lab.prefill import PrefillEngine
 from replay.lab.prompts import Chunk, Sequence
@@ -75,24 +75,24 @@ class PrefillHooks(CommonHooks):
     # -- scheduler -> (parked) -> sender -> wire -> sender -> scheduler ----------------------------------------------
 
     def _hand_over(self, _: Sender, chunk: Chunk) -> None:
-        self.hooks.tail("queue", _key("launched", chunk))
+        self.recorder.tail("queue", _key("launched", chunk))
 
     def _enqueue(self, _: Sender, chunk: Chunk) -> None:
-        self.hooks.head("queue", _key("launched", chunk))
-        self.hooks.tail("queue", _key("chunk", chunk))
+        self.recorder.head("queue", _key("launched", chunk))
+        self.recorder.tail("queue", _key("chunk", chunk))
 
     def _take(self, _: Sender, chunk: Chunk) -> None:
-        self.hooks.head("queue", _key("chunk", chunk))
+        self.recorder.head("queue", _key("chunk", chunk))
 
     def _send(self, _: Sender, chunk: Chunk) -> None:
         self._awaited[chunk.written.serial] = int(self.has_passed(chunk.written))
 
     def _post(self, _: Transport, transfer: Transfer) -> None:
-        self.hooks.tail("queue", _wire_key("post", transfer))
+        self.recorder.tail("queue", _wire_key("post", transfer))
 
     def _taken(self, transfer: Transfer | None, *_: Any, **__: Any) -> None:
         if transfer is not None:
-            self.hooks.head("queue", _wire_key("post", transfer))
+            self.recorder.head("queue", _wire_key("post", transfer))
 
     def _begin(
         self, original: Callable[..., Any], transport: Transport, transfer: Transfer, part: Slice
@@ -132,17 +132,17 @@ class PrefillHooks(CommonHooks):
         )  # fmt: skip
 
     def _over(self, _: Transport, transfer: Transfer) -> None:
-        self.hooks.tail("queue", _wire_key("over", transfer))
+        self.recorder.tail("queue", _wire_key("over", transfer))
 
     def _sent(self, _: Sender, chunk: Chunk, transfer: Transfer) -> None:
-        self.hooks.head("queue", _wire_key("over", transfer))
+        self.recorder.head("queue", _wire_key("over", transfer))
         self._over_keys.add(_key("sent", chunk))
-        self.hooks.tail("queue", _key("sent", chunk))
+        self.recorder.tail("queue", _key("sent", chunk))
 
     def _leave(self, _: PrefillEngine, sequence: Sequence) -> None:
         for key in {_key("sent", chunk) for chunk in sequence.chunks} & self._over_keys:
             self._over_keys.discard(key)
-            self.hooks.head("queue", key)
+            self.recorder.head("queue", key)
         if not sequence.aborted:
             self.recorder.emit(
                 Request(sequence.room, sequence.attempt, "fail" if sequence.failed else "finish")
@@ -151,17 +151,17 @@ class PrefillHooks(CommonHooks):
     # -- the protocol with decode --------------------------------------------------------------------------------
 
     def _announced(self, _: Sender, room: int, attempt: int, pages: I64) -> None:
-        self.hooks.head("announce", f"{room}.{attempt}")
+        self.recorder.head("announce", f"{room}.{attempt}")
 
     def _abort(self, _: Sender, room: int, attempt: int) -> None:
-        self.hooks.head("abort", f"{room}.{attempt}")
+        self.recorder.head("abort", f"{room}.{attempt}")
         self.recorder.emit(Request(room, attempt, "abort"))
 
     def _tell_status(self, _: Sender, sequence: Sequence, ok: bool) -> None:
-        self.hooks.tail("status", f"{sequence.room}.{sequence.attempt}")
+        self.recorder.tail("status", f"{sequence.room}.{sequence.attempt}")
 
     def _acknowledge(self, _: Sender, room: int, attempt: int) -> None:
-        self.hooks.tail("ack", f"{room}.{attempt}")
+        self.recorder.tail("ack", f"{room}.{attempt}")
 
 
 def _key(what: str, chunk: Chunk) -> str:

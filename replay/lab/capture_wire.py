@@ -11,7 +11,7 @@ import numpy as np
 from capture_hooks.adapters.posts import Look, Post, tell_post, tell_state
 from capture_hooks.events import Registration
 from capture_hooks.recorder import Recorder
-from replay.lab.hooks import Hooks
+from capture_hooks.taps.methods import Hooks
 from replay.lab.tcp_transport import TcpTransport
 from replay.lab.transport import Slice, Transfer
 

@@ -646,6 +646,30 @@ def test_the_inventory_keeps_views_and_maps_their_bytes(make: Any) -> None:
     assert [event.buffer for event in events(recorder, Buffer)] == [2, 3]
 
 
+def test_a_buffer_lies_where_its_memory_does(make: Any) -> None:
+    torch = pytest.importorskip("torch")
+    recorder = make()
+    view = np.zeros((4, 9000), np.uint8)[1:, :8448]
+    tensor = torch.zeros((5, 9000), dtype=torch.uint8)
+    recorder.inventory.add(Buffer(0, layer=1), view)
+    recorder.inventory.add(Buffer(1, layer=2), None, tensor)
+    recorder.inventory.add(Buffer(2, layer=3, address=7, pitch=8448, memory="VRAM"), None, tensor)
+    told = [(event.address, event.pages, event.pitch) for event in events(recorder, Buffer)]
+    assert told == [(view.ctypes.data, 3, 9000), (tensor.data_ptr(), 5, 9000), (7, 5, 8448)]
+    with pytest.raises(ValueError, match="expected memory"):
+        recorder.inventory.add(Buffer(3), np.zeros(8448, np.uint8))
+
+
+def test_an_edge_has_a_tail_and_a_head(make: Any) -> None:
+    recorder = make()
+    first, second = recorder.tail("status", "7.0"), recorder.head("status", "7.0")
+    assert first < second
+    assert [(o.what, o.key, o.end) for o in events(recorder, Order)] == [
+        ("status", "7.0", "tail"),
+        ("status", "7.0", "head"),
+    ]
+
+
 # -- modes and triggers ------------------------------------------------------------------------------------------------
 
 

@@ -17,7 +17,7 @@ from capture_hooks.adapters.sglang.pools import Buffers
 from capture_hooks.adapters.sglang.requests import Requests
 from capture_hooks.adapters.sglang.tell import say
 from capture_hooks.adapters.sglang.versions import Layout, Target
-from capture_hooks.events import Order, Process
+from capture_hooks.events import Process
 from capture_hooks.recorder import Recorder
 from capture_hooks.taps.pages import device_tap
 
@@ -96,11 +96,11 @@ class Session:
 
     def tail(self, what: str, key: str) -> None:
         """The tail of an order edge (``events.Order``)."""
-        self.recorder.emit(Order(what, key, "tail"))
+        self.recorder.tail(what, key)
 
     def head(self, what: str, key: str) -> None:
         """The head of an order edge."""
-        self.recorder.emit(Order(what, key, "head"))
+        self.recorder.head(what, key)
 
     def tell(self) -> None:
         """One line about the hooks on standard error: when the first request is over, and at the end."""

@@ -1,4 +1,4 @@
-"""Methods of the lab's classes replaced by wrappers that record, and put back."""
+"""Methods of an engine's classes replaced by wrappers that record, and put back."""
 
 from __future__ import annotations
 
@@ -6,16 +6,18 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from capture_hooks.events import Order
 from capture_hooks.recorder import Recorder
 
 
 class Hooks:
-    """The wrapped methods of one process."""
+    """The wrapped methods of one process. Hooks are called ``<engine>.<class>.<method>`` in the trace.
 
-    def __init__(self, recorder: Recorder, role: str) -> None:
+    What a hook raises is counted and never reaches the engine; one that fails too often is detached.
+    """
+
+    def __init__(self, recorder: Recorder, engine: str) -> None:
         self.recorder = recorder
-        self.role = role
+        self._engine = engine
         self._wrapped: list[tuple[type[Any], str, Callable[..., Any]]] = []
 
     def wrap(
@@ -29,14 +31,15 @@ class Hooks:
         around: Callable[..., Any] | None = None,
         label: str = "",
     ) -> None:
-        """Hook ``owner.method``.
+        """Hook ``owner.method``, which the class ``owner`` itself must define (``KeyError`` where it does not).
 
         ``before`` gets the call's arguments, ``after`` the result and the arguments, and ``around`` the
-        original and the arguments; ``around`` has to call the original exactly once and to guard its own work.
+        original and the arguments; ``around`` has to call the original exactly once and to guard its own work
+        (``Recorder.guard``). ``covers`` is what of ``events.Hook`` the method lets the hook see, all of it;
         ``label`` tells two hooks on one method apart.
         """
         original = owner.__dict__[method]
-        name = f"lab.{owner.__name__}.{method}{label and ' ' + label}"
+        name = f"{self._engine}.{owner.__name__}.{method}{label and ' ' + label}"
         recorder = self.recorder
 
         @functools.wraps(original)
@@ -58,14 +61,6 @@ class Hooks:
         setattr(owner, method, wrapper)
         self._wrapped.append((owner, method, original))
         recorder.hook(name, covers)
-
-    def tail(self, what: str, key: str) -> None:
-        """The tail of an order edge."""
-        self.recorder.emit(Order(what, key, "tail"))
-
-    def head(self, what: str, key: str) -> None:
-        """The head of an order edge."""
-        self.recorder.emit(Order(what, key, "head"))
 
     def restore(self) -> None:
         """Put every original back."""
