@@ -56,7 +56,7 @@ bench: venv  ## Time the replay of 1,000,000 page snapshots against a plain comp
 
 .PHONY: accuracy
 accuracy: venv  ## How often the judge is right: SEEDS=20 OUT=accuracy.json (about half an hour)
-	$(BIN)/python -m benchmarks.accuracy --seeds $(SEEDS) --out $(OUT) --markdown docs/accuracy.md
+	$(BIN)/python -m benchmarks.accuracy --seeds $(SEEDS) --out $(OUT) --markdown docs/accuracy.md $(if $(KEEP),--keep $(KEEP)) $(if $(CLEAN),--clean $(CLEAN))
 
 .PHONY: docs
 docs: venv  ## Write what the documents take from code, then build the site

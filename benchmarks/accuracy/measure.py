@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 import time
 import traceback
@@ -30,6 +31,15 @@ class Task:
     seed: int
     requests: int = 0
 
+    @property
+    def again(self) -> str:
+        """The command that does this task again."""
+        same = f"{self.seed}..{self.seed}"
+        which = f"--kinds {self.code} --formats {self.format} --seeds {same} --clean 0"
+        if not self.code:
+            which = f"--kinds none --clean {same}"
+        return f"python -m benchmarks.accuracy {which} --processes 1 --verbose"
+
 
 @dataclass(slots=True)
 class Outcome:
@@ -48,8 +58,7 @@ class Outcome:
     accusations: list[str] = field(default_factory=list)
     requests: int = 0
     lossy: bool = False
-    truth: Truth | None = None
-    seconds: float = 0.0
+    seconds: float = 0.0  #: of CPU time
     note: str = ""
 
 
@@ -66,7 +75,8 @@ def judged(path: Path) -> Verdict:
 
 def run(task: Task, folder: Path) -> Outcome:
     """Write one trace, judge it, compare, remove it."""
-    begin = time.monotonic()
+    begin = time.process_time()
+    gc.disable()  # a fifth of the time, for the few objects of one trace
     path = folder / f"{task.code or 'clean'}-{task.variant}-{task.format}-{task.seed}.h5"
     outcome = Outcome(task)
     try:
@@ -83,12 +93,14 @@ def run(task: Task, folder: Path) -> Outcome:
         )
     finally:
         path.unlink(missing_ok=True)
-    outcome.seconds = time.monotonic() - begin
+        gc.enable()
+        gc.collect()
+    outcome.seconds = time.process_time() - begin
     return outcome
 
 
 def _faulty(task: Task, path: Path, outcome: Outcome) -> None:
-    truth = outcome.truth = case.write(path, task.code, task.variant, task.format, task.seed)
+    truth = case.write(path, task.code, task.variant, task.format, task.seed)
     verdict = judged(path)
     compare(verdict, truth, outcome)
 
@@ -153,6 +165,7 @@ def summary(outcomes: list[Outcome]) -> dict[str, Any]:
         "clean_of_lossless": _weighted(lossless),
         "matrix": {code: dict(sorted(matrix[code].items())) for code in sorted(matrix)},
         "details": {code: _details([i for i in faulty if i.task.code == code]) for code in sorted(matrix)},
+        "fair": _fair(clean_ones),
     }
 
 
@@ -167,6 +180,17 @@ def _weighted(items: list[Outcome]) -> float | None:
     if not total:
         return None
     return round(sum(item.requests for item in items if item.verdict == "clean") / total, 4)
+
+
+def _fair(items: list[Outcome]) -> list[str]:
+    """Clean traces that were accused, failed, or lost nothing and did not come out clean."""
+    found = []
+    for item in items:
+        said = [*item.accusations, *([f"failed: {item.note}"] if item.answer else [])]
+        if not said and not item.lossy and item.verdict != "clean":
+            said = [f"{item.verdict}: {item.note}"]
+        found += [f"seed {item.task.seed}: {line}" for line in said]
+    return found
 
 
 def _details(items: list[Outcome]) -> dict[str, Any]:
