@@ -37,6 +37,8 @@ def write(path: Path, code: str, variant: str, format: str, seed: int, *, twin: 
         victim = Job(room, room, rows_of(rng, pages), steps=rng.randint(2, 4), sampled=rng.random() < 0.3)
         recording = Recording(bytes=rng.random() < 0.7, threads=rng.random() < 0.4)
         shape = shape_of(rng, format, room_for=pages)
+        if kind.with_ranks and seed % 4 == 3:
+            shape.ranks, shape.slices = 2, rng.choice(["range", "row"])
         shape.chunk_pages = max(shape.chunk_pages, -(-pages // 6))
         requests = crowd(rng, rng.randint(10, 30), first_room=room + 1000)
         fault: Fault = kind(rng, variant, victim)

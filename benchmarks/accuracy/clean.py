@@ -35,6 +35,9 @@ def write(path: Path, seed: int, requests: int) -> Clean:
     # Not in step with the losses: each format comes with and without them.
     format = FORMATS[(seed + seed // 3) % len(FORMATS)]
     shape = shape_of(rng, format, crowd_pages=14 * high + 16)
+    if seed // 3 % 2:  # again not in step with the losses
+        shape.ranks, shape.slices = rng.choice([1, 2, 2, 4]), rng.choice(["range", "row"])
+        shape.host_rows, shape.retracts, shape.trims = (rng.random() < 0.6 for _ in range(3))
     with TraceBuilder(path, replace=True) as builder:
         clock = [rng.randrange(10**9)]
         worlds = [

@@ -10,7 +10,8 @@ import numpy as np
 
 from benchmarks.accuracy import numbers
 from benchmarks.accuracy.model import Rows, logits, top_k
-from benchmarks.accuracy.request import ROWS, Job, Part, Transfer
+from benchmarks.accuracy.pages import Pages
+from benchmarks.accuracy.request import ROWS, Job, Part, Transfer, sliced
 from benchmarks.accuracy.side import I64, U8, Side, Unit
 from benchmarks.accuracy.world import World
 
@@ -81,6 +82,10 @@ class Deed:
     def store_stride(self, world: World, side: Side, job: Job) -> int:
         return side.pitch
 
+    def write_mapping(self, world: World, job: Job) -> int:
+        """Version of the slot translation that decode's store is given."""
+        return job.mapping
+
     def append_slots(self, world: World, job: Job, rows: I64) -> I64:
         """Slots of rows that decode stores, and of the padding rows of the batch (slot 0 of the reserved page)."""
         slots = job.slots(world.decode, rows)
@@ -110,7 +115,12 @@ class Deed:
         return (side.layout.page_bytes, world.decode.layout.page_bytes), (side.pitch, world.decode.pitch)
 
     def cut(self, world: World, side: Side, job: Job, parts: list[Part]) -> list[Part]:
-        return parts
+        """Descriptors of whole pages as they are posted: the side's slice of each."""
+        return sliced(parts, world.slice_of(side))
+
+    def skips(self, world: World, side: Side, job: Job) -> bool:
+        """Whether a process posts nothing."""
+        return False
 
     def drains(self, world: World, job: Job, chunk: tuple[int, int]) -> bool:
         """Whether the transfers so far are waited for before the next chunk is computed."""
@@ -135,11 +145,13 @@ class Deed:
             side.put_rows(unit, target, *side.rows_at(unit, source))
         return side.layout.value_bytes + side.layout.scale_bytes
 
-    def copied(self, world: World, side: Side, job: Job) -> int:
-        return side.layout.page_bytes
+    def copied(self, world: Pages, side: Side, job: Job) -> int:
+        """Bytes of a page (of a row, where the host tier has rows) that go to the host tier and come back."""
+        return self.host_pitch(world, side)
 
-    def host_pitch(self, world: World, side: Side) -> int:
-        return side.layout.page_bytes
+    def host_pitch(self, world: Pages, side: Side) -> int:
+        page = side.layout
+        return page.value_bytes + page.scale_bytes if world.shape.host_rows else page.page_bytes
 
     # Read
 

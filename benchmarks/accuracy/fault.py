@@ -21,6 +21,7 @@ class Fault(Deed):
     variants: tuple[str, ...] = ("",)
     also: tuple[str, ...] = ()
     pages = (1, 200)
+    with_ranks = False  #: some of its pairs have several prefill ranks, each with a slice of every page
 
     def __init__(self, rng: random.Random, variant: str, victim: Job) -> None:
         self.rng, self.variant, self.victim = rng, variant, victim

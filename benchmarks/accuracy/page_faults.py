@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
+
 from benchmarks.accuracy.fault import (
     I64,
     ROWS,
@@ -57,6 +59,7 @@ class LateForeignWrite(Fault):
     """A request is aborted, its pages are given on at once, and its write lands in them later."""
 
     code = "F14"
+    with_ranks = True
     stages = ("destination",)
     pages = (1, 120)
 
@@ -104,6 +107,7 @@ class LocalClear(Fault):
     """Decode clears pages, or brings an old state of them back, after they have arrived."""
 
     code = "F15"
+    with_ranks = True
     stages = ("destination",)
     variants = ("clear", "clear-seen", "stale")
 
@@ -187,19 +191,24 @@ class FreedPageReferenced(ArrivesWrong):
 class StaleSlotMapping(Fault):
     code = "F17"
     stages = ("table",)
-    variants = ("offset", "version")
+    variants = ("offset", "version", "store-version")
 
     def arrange(self, shape: Shape, recording: Recording, crowd: list[Job]) -> list[Job]:
         shape.mapping, shape.draft, shape.moves = True, 0, False
         self.shift = self.rng.choice([1, 2, 3])
         self.victim.steps = max(4, self.victim.steps)
-        if self.variant == "version":
+        if self.variant != "offset":
             shape.lifo = False
             self.victim.abort_at, self.victim.retries = "announced", 1
             self.old: list[int] = []
         return super().arrange(shape, recording, crowd)
 
+    def write_mapping(self, world: World, job: Job) -> int:
+        return self.old_mapping if self._again(job, "store-version") else job.mapping
+
     def append_slots(self, world: World, job: Job, rows: I64) -> I64:
+        if self._again(job, "store-version"):
+            return self._old_slots(world, job, rows)
         if not (job is self.victim and self.variant == "offset"):
             return super().append_slots(world, job, rows)
         room = len(job.pages[world.decode.agent]) * ROWS
@@ -209,14 +218,24 @@ class StaleSlotMapping(Fault):
         self.struck(job, (rows // ROWS).tolist(), rows.tolist())
         return job.slots(world.decode, shifted)
 
+    def _old_slots(self, world: World, job: Job, rows: I64) -> I64:
+        right, side = job.slots(world.decode, rows), world.decode
+        if int(rows.max()) // ROWS >= len(self.old):
+            return right
+        found = np.asarray(self.old, np.int64)[rows // ROWS] * ROWS + rows % ROWS
+        if (found != right).any():
+            self.truth.happened, self.truth.attempt = True, 1
+            self.others(world, side, (found // ROWS).tolist(), job)
+        return np.asarray(found, np.int64)
+
     def abort(self, world: World, job: Job, pending: list[Transfer]) -> Iterator[None]:
-        if job is self.victim and self.variant == "version":
+        if job is self.victim and self.variant != "offset":
             self.old = list(job.pages[world.decode.agent])
             self.old_mapping = job.mapping
         yield from super().abort(world, job, pending)
 
-    def _again(self, job: Job) -> bool:
-        return self.variant == "version" and job.room == self.victim.room and job.attempt == 1
+    def _again(self, job: Job, variant: str = "version") -> bool:
+        return self.variant == variant and job.room == self.victim.room and job.attempt == 1
 
     def table(self, world: World, job: Job, pages: list[int]) -> list[int]:
         if not self._again(job):

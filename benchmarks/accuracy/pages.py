@@ -6,9 +6,10 @@ import random
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from benchmarks.accuracy.host import HostTier
 from benchmarks.accuracy.model import TOKENS_PER_ROW, Model
 from benchmarks.accuracy.request import ROWS, Job, Shape
-from benchmarks.accuracy.side import U8, Recording, Side, Unit
+from benchmarks.accuracy.side import Recording, Side, Unit
 from capture_hooks.layouts import layout
 from replay.trace.builder import TraceBuilder
 
@@ -62,7 +63,7 @@ class Pages:
         self.prefills = [
             side(
                 "prefill",
-                rank * shape.stages + n,
+                (rank * shape.stages + n) * shape.ranks + r,
                 [
                     *every[n * per : (n + 1) * per],
                     *([90 + i for i in range(shape.prefill_only)] if n == 0 else []),
@@ -70,6 +71,7 @@ class Pages:
                 pages=shape.prefill_pages,
             )
             for n in range(shape.stages)
+            for r in range(shape.ranks)
         ]
         self.decode = side(
             "decode",
@@ -81,11 +83,10 @@ class Pages:
         self.sides = (*self.prefills, self.decode)
         self.jobs: list[Job] = []
         self.cache: list[Job] = []
-        self.host: dict[str, dict[tuple[int, int], tuple[int, dict[Unit, U8]]]] = {}
+        self.host = HostTier(self)
         self.slots = list(range(1, 40))
         self.active: list[Iterator[None]] = []
         self.waiting: list[Job] = []
-        self._host_page = 0
         self._transfer = 0
         self._step = 0
         self._mapping = 0
@@ -158,19 +159,23 @@ class Pages:
                 side.emit("alloc", pages=pages[:split], shared=True, **job.who)
             if pages[split:]:
                 side.emit("alloc", logical=split, pages=pages[split:], **job.who)
-            self.load_back(side, job)
+            count = job.loaded.get(side.agent, 0)
+            if count and job.parent is not None:
+                self.host.load_back(side, job, job.parent.key, count)
+                pages = job.pages[side.agent][:count]
+                side.look("ST", "copied", logical=range(count), pages=pages, rows=job.prefix_rows, **job.who)
         self._translate(job)
         return True
 
     def _continue(self, job: Job) -> None:
         """Let a request go on from a text whose pages are still there, on the device or in the host tier."""
-        kept = {key for pages in self.host.values() for key, _ in pages}
+        kept = self.host.texts()
         known = [
             other
             for other in self.jobs
             if other.stored
             and ROWS <= other.rows <= 6 * ROWS
-            and (other in self.cache or other.room * 100 + other.attempt in kept or not other.over)
+            and (other in self.cache or other.key in kept or not other.over)
         ]
         if known:
             job.parent = self.rng.choice(known[-12:])
@@ -194,7 +199,7 @@ class Pages:
     def shareable(self, side: Side, parent: Job) -> bool:
         """Whether the parent's pages are still there, whole and its own."""
         if side is self.decode:
-            return self.shape.shares and parent.arrived and side.agent not in parent.over
+            return self.shape.shares and parent.arrived and side.agent not in parent.over | parent.gone
         return side.agent not in parent.over or parent in self.cache
 
     def _on_host(self, job: Job, whole: int) -> bool:
@@ -204,64 +209,10 @@ class Pages:
         for side in self.prefills:
             if job.shared[side.agent]:
                 continue
-            kept = self.host.get(side.agent, {})
-            if any((parent.room * 100 + parent.attempt, k) not in kept for k in range(whole)):
+            if not self.host.has(side, parent.key, whole):
                 return False
             job.loaded[side.agent] = whole
         return True
-
-    def load_back(self, side: Side, job: Job) -> None:
-        """Pages of a prefix come back from the host tier."""
-        count = job.loaded.get(side.agent, 0)
-        if not count or job.parent is None:
-            return
-        origin = job.parent.room * 100 + job.parent.attempt
-        kept = [self.host[side.agent][(origin, k)] for k in range(count)]
-        length = self.deed.copied(self, side, job)
-        pages = job.pages[side.agent][:count]
-        for unit in side.units:
-            for page, (_, data) in zip(pages, kept, strict=True):
-                side.memory[unit][page, : min(length, len(data[unit]))] = data[unit][:length]
-            side.emit(
-                "copy",
-                operation="load-back",
-                buffer=side.buffer(unit),
-                source_ids=[number for number, _ in kept],
-                ids=pages,
-                logical=list(range(count)),
-                length=length,
-                source_stride=self.deed.host_pitch(self, side),
-                stride=side.pitch,
-                **job.who,
-            )
-        side.look("ST", "copied", logical=range(count), pages=pages, rows=job.prefix_rows, **job.who)
-
-    def offload(self, side: Side, job: Job) -> None:
-        """Pages that the cache gives up are kept in the host tier."""
-        pages = job.pages[side.agent]
-        whole = job.rows // ROWS
-        if not whole:
-            return
-        length, pitch = self.deed.copied(self, side, job), self.deed.host_pitch(self, side)
-        numbers = list(range(self._host_page, self._host_page + whole))
-        self._host_page += whole
-        kept = self.host.setdefault(side.agent, {})
-        for k, number in enumerate(numbers):
-            data = {unit: side.memory[unit][pages[k], : min(length, pitch)].copy() for unit in side.units}
-            kept[(job.room * 100 + job.attempt, k)] = (number, data)
-        for unit in side.units:
-            side.emit(
-                "copy",
-                operation="offload",
-                source_buffer=side.buffer(unit),
-                source_ids=pages[:whole],
-                ids=numbers,
-                logical=list(range(whole)),
-                length=length,
-                source_stride=side.pitch,
-                stride=pitch,
-                **job.who,
-            )
 
     def _translate(self, job: Job) -> None:
         """The decode side makes its slot translation for the request."""
@@ -277,7 +228,7 @@ class Pages:
         job = self.cache.pop(0)
         for side in self.prefills:
             if self.shape.host_tier:
-                self.offload(side, job)
+                self.host.offload(side, job, job.rows // ROWS)
             back = side.drop(job.pages[side.agent])
             side.emit("free", pages=back, reason="evict", **job.who)
         return True

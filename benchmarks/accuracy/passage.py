@@ -111,7 +111,7 @@ class Passage(Pages):
             ]
             parts += self.deed.cut(self, side, job, mine)
         parts = grouped(parts)
-        if not parts:
+        if not parts or self.deed.skips(self, side, job):
             return None
         self._transfer += 1
         number = self._transfer
@@ -145,6 +145,19 @@ class Passage(Pages):
         if chunk == self.chunks(job)[0]:
             first = job.shared[self.decode.agent]
         return list(range(first, -(-chunk[1] // ROWS)))
+
+    def slice_of(self, side: Side) -> list[tuple[int, int]]:
+        """What of every page a prefill process sends, as (first byte, last byte + 1); nothing: the whole page."""
+        count, rank, page = self.shape.ranks, side.rank % self.shape.ranks, side.layout
+        if count == 1:
+            return []
+        if self.shape.slices == "range":
+            part = page.page_bytes // count
+            return [(rank * part, page.page_bytes if rank == count - 1 else (rank + 1) * part)]
+        part = page.value_bytes // count
+        values = [(row * page.value_bytes + rank * part, part) for row in range(page.rows)]
+        scales = (page.page_bytes - page.scale_base) // count
+        return [(at, at + part) for at, part in [*values, (page.scale_base + rank * scales, scales)] if part]
 
     def land(self, transfer: Transfer, *, first: int = 0, last: int | None = None) -> None:
         """Bytes ``first .. last - 1`` of a transfer reach the destination, as the source is now."""

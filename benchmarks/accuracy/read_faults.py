@@ -126,6 +126,7 @@ class IntegerWrap(Kernel):
     """Page offsets are computed in 32 bits: pages far into a packed slab give 0."""
 
     code = "F21"
+    variants = ("zeros",)
     pages = (1, 60)
 
     def arrange(self, shape: Shape, recording: Recording, crowd: list[Job]) -> list[Job]:
@@ -156,6 +157,67 @@ class IntegerWrap(Kernel):
             bad = [k for k, page in enumerate(table) if page >= self.first_bad]
             self.struck(job, bad, layers=[unit[1]])
         return values, scales
+
+
+class IntegerWrapElsewhere(IntegerWrap):
+    """The offset wraps around a whole turn of 32 bits: far pages give what lies at the wrapped address."""
+
+    variants = ("elsewhere",)
+
+    def arrange(self, shape: Shape, recording: Recording, crowd: list[Job]) -> list[Job]:
+        jobs = super().arrange(shape, recording, crowd)
+        shape.pitch = 1 << 20  # a turn is a whole number of pages: the wrapped address is another page
+        self.first_bad = (1 << 32) // shape.pitch
+        shape.decode_pages = self.first_bad + 128
+        jobs.remove(self.victim)
+        return [*jobs, self.victim]  # once the others have used pages
+
+    def starting(self, world: World, job: Job) -> None:
+        """Everybody has low pages; the victim also far ones, whose wrapped ones have been in use."""
+        side = world.decode
+        used = {p for other in world.jobs for p in other.pages.get(side.agent, ())}
+        low = sorted((p for p in side.free_pages if p < 128), reverse=True)
+        rest = [p for p in side.free_pages if p >= 128]
+        if job is self.victim:
+            far = [p for p in rest if p - self.first_bad in used]
+            mixed = far[:60] + low[-4:]
+            self.rng.shuffle(mixed)
+            side.free_pages = [p for p in rest if p not in mixed] + low[:-4] + mixed
+        else:
+            side.free_pages = rest + low
+
+    def keys(self, world: World, job: Job, unit: Unit, table: Sequence[int], rows: int) -> tuple[U8, U8]:
+        wrapped = [page % self.first_bad for page in table]
+        bad = [k for k, page in enumerate(table) if page != wrapped[k]]
+        if bad:
+            self.struck(job, bad, layers=[unit[1]])
+        return Kernel.keys(self, world, job, unit, wrapped, rows)
+
+
+class TokenIndexAsPage(Kernel):
+    """The gather takes the number of a row for the number of a page."""
+
+    code = "F22"
+    variants = ("token",)
+    pages = (1, 1)
+
+    def arrange(self, shape: Shape, recording: Recording, crowd: list[Job]) -> list[Job]:
+        super().arrange(shape, recording, [])
+        self.victim.rows = max(16, self.victim.rows)
+        shape.lifo = False
+        self.first = self.rng.random() < 0.5
+        return [*crowd, self.victim]
+
+    def starting(self, world: World, job: Job) -> None:
+        if not world.jobs:  # a young pool: the low pages come into use first
+            world.decode.free_pages.sort()
+
+    def keys(self, world: World, job: Job, unit: Unit, table: Sequence[int], rows: int) -> tuple[U8, U8]:
+        if job is not self.victim or rows > world.decode.pages:
+            return super().keys(world, job, unit, table, rows)
+        at = np.arange(rows)
+        self.struck(job, range(len(table)), layers=[unit[1]])
+        return world.decode.rows_at(unit, at * ROWS + (0 if self.first else at % ROWS))
 
 
 class TokenIndexGathered(Kernel):

@@ -22,6 +22,8 @@ class Shape:
     layers: int = 2
     components: tuple[str, ...] = ("index_k",)
     stages: int = 1  #: prefill processes, each with its share of the layers
+    ranks: int = 1  #: prefill processes a stage; each has all rows and sends its slice of every page
+    slices: str = "range"  #: what a slice is: a "range" of the page's bytes, or a part of each "row"
     prefill_only: int = 0  #: layers that only the prefill side has (a draft layer)
     decode_only: int = 0
     prefill_pages: int = 64
@@ -30,6 +32,9 @@ class Shape:
     powers: bool = False
     shares: bool = False  #: decode shares the pages of a prefix
     host_tier: bool = False
+    host_rows: bool = False  #: pages go to the host tier row by row
+    retracts: bool = False  #: decode gives up running requests for a while, their pages in the host tier
+    trims: bool = False  #: decode gives a page back that only rejected drafts had needed
     cache: bool = True  #: prefill keeps pages of finished requests for prefixes
     draft: int = 0  #: speculative tokens (rows) a step
     moves: bool = False  #: drafts are a tree, and accepted rows are moved
@@ -109,6 +114,11 @@ class Transfer:
     logical: list[int]
     parts: list[Part]
     over: bool = False
+
+
+def sliced(parts: list[Part], pieces: list[tuple[int, int]]) -> list[Part]:
+    """Each descriptor cut down to the given pieces (first byte, last byte + 1) of what it carries."""
+    return [(a + low, b + low, high - low) for a, b, _ in parts for low, high in pieces] if pieces else parts
 
 
 def grouped(parts: list[Part]) -> list[Part]:

@@ -19,6 +19,7 @@ from benchmarks.accuracy.fault import (
     World,
     landed_pages,
 )
+from benchmarks.accuracy.pages import Pages
 from benchmarks.accuracy.request import Part
 from capture_hooks.layouts import Layout, layout
 
@@ -132,6 +133,7 @@ class WrongLayerPairing(Descriptors):
 
 class PartialSlice(Descriptors):
     code = "F06"
+    variants = ("part",)
 
     def arrange(self, shape: Shape, recording: Recording, crowd: list[Job]) -> list[Job]:
         size = layout(shape.format).page_bytes
@@ -145,6 +147,34 @@ class PartialSlice(Descriptors):
             return parts
         first, last = self.slice
         return [(a + first, b + first, last - first) for a, b, _ in parts]
+
+
+class RankSlices(Descriptors):
+    """Several ranks have a slice of each page to send: only one does, or all send the first one's."""
+
+    code = "F06"
+    variants = ("one-rank", "ranks-alike")
+    pages = (1, 60)
+
+    def arrange(self, shape: Shape, recording: Recording, crowd: list[Job]) -> list[Job]:
+        shape.ranks, shape.slices = self.rng.choice([2, 4]), self.rng.choice(["range", "row"])
+        if self.variant == "ranks-alike":  # in slices of equal length
+            shape.slices = "row" if layout(shape.format).page_bytes % shape.ranks else shape.slices
+        self.only = self.rng.randrange(shape.ranks)
+        return super().arrange(shape, recording, crowd)
+
+    def skips(self, world: World, side: Side, job: Job) -> bool:
+        return self.hits(job) and self.variant == "one-rank" and side.rank % world.shape.ranks != self.only
+
+    def cut(self, world: World, side: Side, job: Job, parts: list[Part]) -> list[Part]:
+        if not self.hits(job) or self.variant == "one-rank":
+            return super().cut(world, side, job, parts)
+        mine, first = world.slice_of(side), world.slice_of(world.prefills[0])
+        return [
+            (a + low, b + there, high - low)
+            for a, b, _ in parts
+            for (low, high), (there, _) in zip(first, mine, strict=True)
+        ]
 
 
 def permutation(page: Layout, how: str) -> np.ndarray:
@@ -222,12 +252,16 @@ class TruncatedCopy(Fault):
 
     code = "F08"
     stages = ("descriptor",)
+    variants = ("page", "row")
     pages = (1, 60)
 
     def arrange(self, shape: Shape, recording: Recording, crowd: list[Job]) -> list[Job]:
         page = layout(shape.format)
         shape.host_tier, shape.lifo, shape.shares = True, False, False
         self.short = self.rng.choice([256, page.page_bytes // 8, page.value_bytes])
+        shape.host_rows = self.variant == "row"
+        if shape.host_rows:  # the scales are left out, or a part of the values as well
+            self.short = self.rng.choice([page.scale_bytes or 16, page.scale_bytes + 16])
         whole = -(-self.victim.rows // ROWS)
         self.parent = Job(self.victim.room + 500, self.victim.room + 500, whole * ROWS + 5)
         self.victim.parent, self.victim.prefix_rows = self.parent, whole * ROWS
@@ -247,12 +281,9 @@ class TruncatedCopy(Fault):
         while job is self.victim and self.parent in world.cache:
             world.evict()
 
-    def copied(self, world: World, side: Side, job: Job) -> int:
-        right = side.layout.page_bytes
+    def copied(self, world: Pages, side: Side, job: Job) -> int:
+        right = super().copied(world, side, job)
         return right - self.short if job in (self.parent, self.victim) else right
-
-    def host_pitch(self, world: World, side: Side) -> int:
-        return side.layout.page_bytes
 
     def compute(self, world: World, job: Job, chunk: tuple[int, int]) -> Iterator[None]:
         if job is self.victim and any(job.loaded.values()):
@@ -266,6 +297,7 @@ class TruncatedCopy(Fault):
 
 class CompletionEarly(Fault):
     code = "F09"
+    with_ranks = True
     stages = ("completion",)
 
     def arrange(self, shape: Shape, recording: Recording, crowd: list[Job]) -> list[Job]:
@@ -337,6 +369,7 @@ class ComponentLate(Fault):
 
 class FailedTransferUsed(ArrivesWrong):
     code = "F13"
+    with_ranks = True
     stages = ("wire",)
 
     def state(self, world: World, transfer: Transfer) -> str:
@@ -368,6 +401,7 @@ class MetadataMixUp(Fault):
 
 class LostOnWire(ArrivesWrong):
     code = "F31"
+    with_ranks = True
     stages = ("wire",)
 
     def land(self, world: World, transfer: Transfer) -> None:

@@ -96,6 +96,8 @@ class World(Passage):
     def decoding(self, job: Job) -> Iterator[None]:
         """The steps of decode."""
         for step in range(job.steps):
+            if step and self.shape.retracts and self.rng.random() < 0.15:
+                yield from self.retract(job)
             if step:
                 self.grow(job)
                 yield
@@ -124,7 +126,7 @@ class World(Passage):
         if self.shape.moves:
             self.rng.shuffle(order)  # a tree of drafts: the accepted path lies scattered
         slots = self.deed.append_slots(self, job, rows[order])
-        told = {"mapping": job.mapping} | ({"draft": True} if self.shape.draft else {})
+        told = {"mapping": self.deed.write_mapping(self, job)} | ({"draft": True} if self.shape.draft else {})
         self.write(side, job, first, first + ahead, slots, **told)
         if self.shape.draft:
             self.verify(job, ahead)
@@ -132,6 +134,40 @@ class World(Passage):
         job.appended += count
         job.drafted = first + ahead
         self.seen_stored(side, job, first, job.length)
+        if self.shape.trims:
+            self.trim(job)
+
+    def trim(self, job: Job) -> None:
+        """Pages that only rejected drafts had needed go back, and the request goes on."""
+        side = self.decode
+        pages = job.pages[side.agent]
+        spare = pages[-(-job.length // ROWS) :]
+        if spare:
+            del pages[-len(spare) :]
+            side.emit("free", pages=side.drop(spare), reason="trim", **job.who)
+            job.drafted = min(job.drafted, len(pages) * ROWS)
+            self._translate(job)
+
+    def retract(self, job: Job) -> Iterator[None]:
+        """Decode needs the room: the request waits with its pages in the host tier, and gets others later."""
+        side = self.decode
+        count = -(-job.length // ROWS)
+        self.look(job, "LT", "end")
+        self.host.offload(side, job, count)
+        job.gone.add(side.agent)
+        side.emit("free", pages=side.drop(job.pages[side.agent]), reason="retract", **job.who)
+        yield
+        fresh = side.take(count)
+        while fresh is None:
+            yield
+            fresh = side.take(count)
+        job.gone.discard(side.agent)
+        job.pages[side.agent], job.shared[side.agent] = fresh, 0
+        job.drafted = min(job.drafted, count * ROWS)
+        side.emit("alloc", pages=fresh, **job.who)
+        self.host.load_back(side, job, job.key, count)
+        self._translate(job)
+        self.look(job, "LT")
 
     def compact(self, job: Job, here: I64, there: I64) -> None:
         """Accepted rows move to where they belong."""
