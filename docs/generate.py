@@ -52,6 +52,18 @@ def kinds(text: str) -> str:
     )
 
 
+def notebooks(text: str) -> str:
+    """``notebooks.md`` with the list of notebooks: the title and the first sentence of each."""
+    lines = []
+    for path in sorted((ROOT / "notebooks").glob("*.py")):
+        cell = re.match(r"# %% \[markdown\]\n# # (.*)\n#\n((?:# .*\n)+)", path.read_text())
+        if cell:
+            told = " ".join(line[2:] for line in cell[2].splitlines())
+            first = re.split(r"(?<=[.?]) (?=[A-Z])", told)[0]
+            lines.append(f"- [{cell[1]}](../notebooks/{path.name}): {first}")
+    return _between(text, "from the notebooks", "\n".join(lines))
+
+
 def commands(_: str) -> str:
     """``commands.md``: what ``--help`` prints, of every command."""
     lines = [
@@ -75,6 +87,7 @@ def commands(_: str) -> str:
 MADE: dict[str, Callable[[str], str]] = {
     "commands.md": commands,
     "kinds.md": kinds,
+    "notebooks.md": notebooks,
     "options.md": lambda _: markdown_table(),
     "verdicts.md": claims,
 }

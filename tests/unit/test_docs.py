@@ -25,14 +25,11 @@ def test_every_link_to_a_file_leads_to_one(page: Path) -> None:
     assert missing == []
 
 
-def test_the_index_leads_to_every_document_and_every_notebook() -> None:
+def test_the_index_leads_to_every_document() -> None:
     index = (ROOT / "docs/index.md").read_text()
     linked = {(ROOT / "docs" / link).resolve() for link in re.findall(r"\]\(([^)#\s]+)", index)}
 
-    pages = {path for path in (ROOT / "docs").glob("*.md") if path.name != "index.md"}
-    notebooks = {path for path in (ROOT / "notebooks").glob("*.py") if "# %% [markdown]" in path.read_text()}
-    assert notebooks
-    assert pages | notebooks <= linked
+    assert {path for path in (ROOT / "docs").glob("*.md") if path.name != "index.md"} <= linked
 
 
 def test_the_readme_lists_every_command() -> None:
