@@ -86,3 +86,11 @@ def test_the_read_kernels_are_judged_on_made_up_and_on_captured_caches(tmp_path:
     assert "CLEAN  every judged rung agrees" in told
     assert "DIVERGENT  read-kernel: wrong stride (F20), certain" in told
     assert pictures(tmp_path) == {"read-errors.png", "read-own-kernel.png"}
+
+
+def test_an_engine_of_ones_own_is_recorded_to_a_clean_verdict_and_to_its_fault(tmp_path: Path) -> None:
+    told = run("record_an_engine.py", tmp_path)
+
+    assert "CLEAN  every judged rung agrees" in told
+    assert "DIVERGENT  completion: completion early (F09), certain" in told
+    assert pictures(tmp_path) == {"engine-grid.png", "engine-bytes.png"}
