@@ -1,10 +1,11 @@
 # %% [markdown]
 # # The bf16 story
 #
-# Index-K pages were changed from fp8 (8,448 bytes a page) to bf16 (16,384), and since then replies are clean with a few
-# users and garbled with sixty. Is it the store, the transfer, the read, or only more load than before? This notebook
-# records the lab (two processes, a page pool on each side, pages moved from one to the other) at both loads and asks.
-# It takes some twenty seconds and no GPU. The races are free: every number below is of this run, and yours will differ.
+# Since index-K pages are kept in bf16 (16,384 bytes a page) and not in fp8 (8,448), replies are clean with a few users
+# and garbled with sixty: the same is recorded at both loads here, and the fault found and drawn. Is it the store, the
+# transfer, the read, or only more load than before? The lab is two processes with a page pool each, and pages that move
+# from one to the other. It takes some twenty seconds and no GPU. The races are free: every number below is of this run,
+# and yours will differ.
 #
 # Open it as a notebook (Jupyter with jupytext, or an editor that knows `# %%` cells), or run it with
 # `.venv/bin/python`. Captures and pictures go into the current folder, or into `OUT`.

@@ -1,9 +1,9 @@
 # %% [markdown]
 # # The read kernel against the reference, and your own kernel
 #
-# Is it the kernel? This notebook asks twice: on made-up caches, as an offline test does, and on caches that were
-# captured from a running pair, where a kernel of your own can be put in the place of the one that ran. Triton runs on
-# its interpreter where there is no GPU; all of it takes some twenty seconds.
+# Is it the kernel: the read against a float64 reference on made-up caches, as an offline test does it, then a kernel of
+# your own on caches that were captured from a running pair. Triton runs on its interpreter where there is no GPU; all
+# of it takes some twenty seconds.
 #
 # Open it as a notebook (Jupyter with jupytext, or an editor that knows `# %%` cells), or run it with
 # `.venv/bin/python`. The capture and the pictures go into the current folder, or into `OUT`.

@@ -1,8 +1,8 @@
 # %% [markdown]
 # # Record an engine of your own
 #
-# kv-replay knows SGLang and everything that moves pages with NIXL. This notebook records an engine that it has never
-# seen: a prefill and a decode side in sixty lines of numpy. It takes a few seconds.
+# An engine that kv-replay has never seen, a prefill and a decode side in sixty lines of numpy, is recorded with the tap
+# functions until a verdict is clean, and until another names a fault. It takes a few seconds.
 #
 # Open it as a notebook (Jupyter with jupytext, or an editor that knows `# %%` cells), or run it with
 # `.venv/bin/python`. The captures and pictures go into the current folder, or into `OUT`.
