@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import click
@@ -122,6 +123,7 @@ def with_output(page: Path) -> str:
     Raises:
         ValueError: a command ended with a code that the page does not show.
     """
+    _find_fonts()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         work = folder / "work"
@@ -131,6 +133,12 @@ def with_output(page: Path) -> str:
         tool.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m replay "$@"\n')
         tool.chmod(0o755)
         return CONSOLE.sub(lambda b: f"{b[1]}console\n{_session(page, b[2], work)}{b[1]}", page.read_text())
+
+
+@cache
+def _find_fonts() -> None:
+    """Let matplotlib look for fonts before it is in a hurry: where that takes long it says so, on standard error."""
+    subprocess.run([sys.executable, "-c", "import matplotlib.font_manager"], capture_output=True, check=True)
 
 
 def _session(page: Path, block: str, folder: Path) -> str:
