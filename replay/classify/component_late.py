@@ -9,12 +9,15 @@ F01, where no descriptor names the buffer and nothing ever arrives; over F13, wh
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import numpy.typing as npt
 
 from replay.bisect import Case
 from replay.classify.base import Evidence, Explanation, Kind, claims
 from replay.classify.completion_early import arrived_later, reads_of
+from replay.classify.completion_early import overwrote as overwrote_by_its_own
 from replay.classify.undelivered import still_old
 from replay.verdict import RunnerUp
 
@@ -42,25 +45,14 @@ KIND = Kind(
 def explain(case: Case, evidence: Evidence, bad: Bool, stage: str) -> Explanation | None:
     """All of ``bad`` where the whole buffer was late and others of the request were not."""
     source = next((name for name in ("SE+", "SE", "ST") if case.has(name)), "")
-    if source == "" or evidence.siblings is None or not case.has("RC", "RC-"):
+    if source == "" or not case.has("RC", "RC-"):
         return None
-    buffers = evidence.siblings.buffers(case)
-    late, whole = [], []
-    for slot, (pages, cases) in buffers.items():
-        wrong = [other for other in cases if other.wire_bad.any()]
-        if not wrong:
-            whole.append(slot)
-        elif len(wrong) == pages and all(_wholly_old(other) for other in wrong):
-            late.append(slot)
-        else:
-            return None  # a torn page: the transfer itself was under way
-    if case.slot not in late or not whole:
+    late, whole = _late_and_whole(case, evidence)
+    mine, theirs = _sends(case, evidence, {case.slot}), _sends(case, evidence, set(whole))
+    if case.slot not in late or not mine or not theirs or mine & theirs:
         return None
     later, healed = arrived_later(case, source, bad)
     if not healed.any():
-        return None
-    mine, theirs = _sends(case, evidence, {case.slot}), _sends(case, evidence, set(whole))
-    if not mine or not theirs or mine & theirs:
         return None
     torn, clean = reads_of(case, source, healed)
     over = _over(case, evidence, theirs)
@@ -87,6 +79,45 @@ def explain(case: Case, evidence: Evidence, bad: Bool, stage: str) -> Explanatio
         runner_up=RunnerUp("F09", "whole buffers are late, by a transfer of their own; no page is torn"),
         harmless=clean and not torn,
     )
+
+
+def overwrote(case: Case, evidence: Evidence, bad: Bool, stage: str) -> Explanation | None:
+    """Units of ``bad`` (rows that the reading side appended) that the late buffer brought the source's bytes over.
+
+    Pages travel whole: what arrives after reading has begun reaches past the prompt.
+    """
+    late, whole = _late_and_whole(case, evidence)
+    mine, theirs = _sends(case, evidence, {case.slot}), _sends(case, evidence, set(whole))
+    if case.slot not in late or not mine or not theirs or mine & theirs:
+        return None
+    found = overwrote_by_its_own(case, evidence, bad, stage)
+    if found is None:
+        return None
+    names = _listed({case.timeline.slots[slot] for slot in late})
+    return replace(
+        found,
+        code="F12",
+        evidence=(*found.evidence, f"every page of {names} held its old bytes at completion (RC)"),
+        rule=f"{names} came late, {len(whole)} other buffers did not",
+        runner_up=RunnerUp("F09", "whole buffers are late, by a transfer of their own; no page is torn"),
+    )
+
+
+def _late_and_whole(case: Case, evidence: Evidence) -> tuple[list[int], list[int]]:
+    """Buffers (slots) of the request that were wholly old at completion, and those that were right; none of either
+    where a page was torn, for then the transfer itself was under way.
+    """
+    late: list[int] = []
+    whole: list[int] = []
+    for slot, (pages, cases) in evidence.siblings.buffers(case).items() if evidence.siblings else ():
+        wrong = [other for other in cases if other.wire_bad.any()]
+        if not wrong:
+            whole.append(slot)
+        elif len(wrong) == pages and all(_wholly_old(other) for other in wrong):
+            late.append(slot)
+        else:
+            return [], []
+    return late, whole
 
 
 def _wholly_old(case: Case) -> bool:

@@ -83,7 +83,11 @@ DESTINATION_KINDS: tuple[Classifier, ...] = (
 )
 
 #: Kinds that explain rows which the reading side appended.
-APPENDED_KINDS: tuple[Classifier, ...] = (*DESTINATION_KINDS, completion_early.overwrote)
+APPENDED_KINDS: tuple[Classifier, ...] = (
+    *DESTINATION_KINDS,
+    component_late.overwrote,
+    completion_early.overwrote,
+)
 
 
 def explain_case(case: Case, evidence: Evidence) -> Iterator[Explanation]:

@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from replay.bisect import Case
-from replay.classify.base import Evidence, Explanation, Kind, claims, halves, span
-from replay.classify.wrote_here import place_of, rows_mask, writes
+from replay.classify.base import Evidence, Explanation, Kind, claims, halves, span, unit_mask
+from replay.classify.wrote_here import place_of, quiet, rows_mask, writes
 from replay.local_writes import LocalWrite
 from replay.timeline import Timeline
 from replay.verdict import RunnerUp
@@ -26,7 +26,10 @@ I64 = npt.NDArray[np.int64]
 KIND = Kind(
     code="F23",
     shows="one row of the page changed, and a store between the looks has a padding row that names its slot",
-    certain="the store is ordered between the two looks; nothing is left unexplained",
+    certain=(
+        "the store is ordered between the two looks, or all records of sends, allocations, stores and copies are there "
+        "and name nothing else that can have written these rows; nothing is left unexplained"
+    ),
     best=claims(digest="certain", pages="certain"),
     rivals=(
         ("F11", "the row that was stored is a padding row, of no request"),
@@ -40,13 +43,16 @@ def explain(case: Case, evidence: Evidence, bad: Bool, stage: str) -> Explanatio
     place = place_of(case, stage)
     if place is None or not halves(bad)[0].any():
         return None
-    for write, proven in writes(evidence, place):
+    found = list(writes(evidence, place))
+    unseen = quiet(evidence, place) and evidence.covers(place.process, "store", "copy")
+    for write, proven in found:
         rows = padding_rows(case.timeline, write, place.page)
         explained = bad & rows_mask(case.layout, rows)
         values, scales = halves(explained)
         if not values.any() or (scales & ~values).any():
             continue
-        sure = proven and bool((explained == bad).all())
+        alone = unseen and all(_pads(case, other, place.page, explained) for other, _ in found)
+        sure = (proven or alone) and bool((explained == bad).all())
         slot = "slot -1, the last row of the last page" if write.padding else f"a slot of page {place.page}"
         step = int(case.timeline.trace.table("store")["step"][write.row])
         return Explanation(
@@ -60,12 +66,23 @@ def explain(case: Case, evidence: Evidence, bad: Bool, stage: str) -> Explanatio
                 f"{span(values)} of page {place.page} changed after {place.earlier}; the other rows did not",
                 f"a store (step {step}) has padding rows, which are rows of no request, that name {slot}",
                 *(("it lies between the two looks, in the order of its process",) if proven else ()),
+                *(
+                    ("nothing else that was recorded can have written it then",)
+                    if alone and not proven
+                    else ()
+                ),
             ),
             rule="a padding row was written",
             runner_up=RunnerUp("F11", "the row that was stored is a padding row, of no request"),
             at_source=place.at_source,
         )
     return None
+
+
+def _pads(case: Case, write: LocalWrite, page: int, units: Bool) -> bool:
+    """Whether a write reaches ``units`` of the page by its padding alone, or not at all."""
+    hit = unit_mask(case.layout, write.mask, some=True) & units
+    return not (hit & ~rows_mask(case.layout, padding_rows(case.timeline, write, page))).any()
 
 
 def padding_rows(timeline: Timeline, write: LocalWrite, page: int) -> I64:

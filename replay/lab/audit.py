@@ -57,7 +57,7 @@ class Audit:
             self._arrays[f"{moment} {room} {attempt} {first_row}"] = hashes
 
     def note(self, what: str, *ids: int) -> None:
-        """Something that a hash cannot show: "position", "table" or "kernel"."""
+        """Something that a hash cannot show: "position", "table", "kernel" or "metadata"."""
         if self.on:
             with self._lock:
                 self._notes.append([what, *ids])
@@ -84,6 +84,7 @@ class Truth:
         tuple[int, int, int]
     ]  #: (room, layer, step) that were read through another's table
     wrong_positions: frozenset[tuple[int, int]]  #: (room, logical page) stored with wrong positions
+    wrong_metadata: frozenset[tuple[int, int]]  #: (room, room that its metadata slot was about)
     wrong_reads: frozenset[int]  #: rooms whose read or top-k is wrong by the kernel or by its length
 
     @property
@@ -92,7 +93,8 @@ class Truth:
         bytes_wrong = {place[0] for moment in ("read", "end") for place in self.bad_at[moment]}
         tables = {place[0] for place in self.torn_tables}
         stored = {place[0] for place in self.wrong_positions}
-        return frozenset(bytes_wrong | tables | stored | self.wrong_reads) & self.rooms
+        beside = {place[0] for place in self.wrong_metadata}
+        return frozenset(bytes_wrong | tables | stored | beside | self.wrong_reads) & self.rooms
 
 
 def _load(folder: Path, role: str) -> tuple[dict[tuple[str, int, int, int], U64], list[list[int | str]]]:
@@ -132,5 +134,6 @@ def load(folder: Path, page_rows: int = 64) -> Truth:
         {moment: frozenset(places) for moment, places in bad.items()},
         frozenset((n[0], n[1], n[2]) for n in picked("table")),
         frozenset((n[0], n[1]) for n in picked("position")),
+        frozenset((n[0], n[1]) for n in picked("metadata")),
         frozenset(n[0] for n in picked("kernel")),
     )

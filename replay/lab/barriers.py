@@ -23,6 +23,7 @@ class Barriers:
         self._folder = Path(folder) if folder else None
         self._rules = dict(rules or {})
         self._timeout = timeout
+        self._since: dict[str, float] = {}
 
     def at(self, place: str, *ids: int) -> None:
         """Pass the point ``place:ids``: wait for its flag if there is a rule, then raise its own."""
@@ -35,6 +36,22 @@ class Barriers:
             if not self.wait(flag):
                 self.touch(f"timeout {name}")
         self.touch(name)
+
+    def open(self, place: str, *ids: int) -> bool:
+        """As :meth:`at` for a thread that has other work meanwhile: whether the point was passed now."""
+        if self._folder is None:
+            return True
+        name = f"{place}:{'.'.join(map(str, ids))}"
+        flag = self._rules.get(name)
+        if flag is not None and not self.up(flag):
+            if name not in self._since:
+                self._since[name] = time.monotonic()
+                self.touch(f"held {name}")
+            if time.monotonic() - self._since[name] < self._timeout:
+                return False
+            self.touch(f"timeout {name}")
+        self.touch(name)
+        return True
 
     def wait(self, flag: str) -> bool:
         """Wait for ``flag``; ``False`` once the timeout is over."""

@@ -9,12 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from capture_hooks.events import I64, Alloc, Buffer, Free, Store, StoreParams
+from capture_hooks.events import I64, Alloc, Buffer, Copy, Free, Metadata, Store, StoreParams
 from capture_hooks.recorder import Recorder
 from capture_hooks.taps.host import snapshot
 from capture_hooks.taps.methods import Hooks
 from replay.lab import model
 from replay.lab.config import TOKENS_PER_ROW
+from replay.lab.metadata import MetadataSlots
 from replay.lab.pool import PageAllocator, PagedPool, StoreBatch
 from replay.lab.stream import Event, Stream
 
@@ -31,7 +32,13 @@ class CommonHooks:
         self._launches = itertools.count()
         self._passed: set[tuple[int, int]] = set()
         hooks.wrap(PageAllocator, "alloc", "alloc", after=self._alloc)
+        hooks.wrap(PageAllocator, "share", "alloc", after=self._share)
         hooks.wrap(PageAllocator, "free", "alloc", before=self._free)
+        hooks.wrap(PagedPool, "clear", "copy", around=self._clear)
+        hooks.wrap(MetadataSlots, "take", "metadata", after=self._slot_given)
+        hooks.wrap(MetadataSlots, "write", "metadata", after=self._slot_written)
+        hooks.wrap(MetadataSlots, "read", "metadata", after=self._slot_taken)
+        hooks.wrap(MetadataSlots, "give_back", "metadata", before=self._slot_freed)
         hooks.wrap(PagedPool, "store", "store", around=self._store)
         hooks.wrap(Stream, "launch", "order", around=self._launch)
         hooks.wrap(Event, "complete", "order", before=self._complete)
@@ -77,9 +84,14 @@ class CommonHooks:
 
     # -- bodies --------------------------------------------------------------------------------------------------
 
-    def _alloc(self, pages: I64 | None, _: PageAllocator, room: int, attempt: int, count: int) -> None:
+    def _alloc(
+        self, pages: I64 | None, _: PageAllocator, room: int, attempt: int, count: int, logical: int = 0
+    ) -> None:
         if pages is not None:
-            self.recorder.emit(Alloc(room, attempt, 0, pages))
+            self.recorder.emit(Alloc(room, attempt, logical, pages))
+
+    def _share(self, pages: I64, _: PageAllocator, room: int, attempt: int, *__: Any) -> None:
+        self.recorder.emit(Alloc(room, attempt, 0, pages, shared=True))
 
     def _free(self, _: PageAllocator, room: int, attempt: int, pages: I64, reason: str) -> None:
         self.recorder.emit(Free(room, attempt, pages, reason))
@@ -90,7 +102,7 @@ class CommonHooks:
         with self.recorder.guard("lab.PagedPool.store"):
             for part in batch.parts:
                 inputs: dict[str, Any] = {}
-                if self.kept(part.room):
+                if part.room >= 0 and self.kept(part.room):
                     # The angles of the right position, whatever position the engine gave to the kernel.
                     inputs = {"keys": part.keys, "rope": model.rope(model.position(part.logical_rows))}
                 store = Store(
@@ -98,6 +110,34 @@ class CommonHooks:
                     part.logical_rows, **inputs,
                 )  # fmt: skip
                 self.recorder.emit(store, mark)
+
+    def _clear(
+        self, original: Callable[..., None], pool: PagedPool, room: int, attempt: int, pages: I64
+    ) -> None:
+        mark = self.recorder.mark()
+        original(pool, room, attempt, pages)
+        with self.recorder.guard("lab.PagedPool.clear"):
+            for layer in range(pool.layers):
+                length = pool.layout.page_bytes
+                cleared = Copy(
+                    "clear", room, attempt, buffer=layer, ids=pages, length=length, stride=pool.pitch
+                )
+                self.recorder.emit(cleared, mark)
+
+    def _slot_given(self, slot: int, slots: MetadataSlots, room: int, attempt: int) -> None:
+        self._slot("given", slots, room, attempt, slot)
+
+    def _slot_written(self, _: None, slots: MetadataSlots, room: int, attempt: int, slot: int) -> None:
+        self._slot("written", slots, room, attempt, slot)
+
+    def _slot_taken(self, holds: int, slots: MetadataSlots, room: int, attempt: int, slot: int) -> None:
+        self.recorder.emit(Metadata("read", room, attempt, slot, holds=holds))
+
+    def _slot_freed(self, slots: MetadataSlots, room: int, attempt: int, slot: int) -> None:
+        self._slot("freed", slots, room, attempt, slot)
+
+    def _slot(self, moment: str, slots: MetadataSlots, room: int, attempt: int, slot: int) -> None:
+        self.recorder.emit(Metadata(moment, room, attempt, slot, holds=slots.holds(slot)))
 
     def _launch(self, original: Callable[..., Event], stream: Stream, job: Callable[[], None]) -> Event:
         key = f"{self.recorder.process.role}.launch.{next(self._launches)}"

@@ -67,10 +67,14 @@ class DecodeHooks(CommonHooks):
 
     def _prompt(self, stage: str, moment: str, sequence: Sequence) -> None:
         for layer in range(self._layers):
-            self.look(
-                stage, moment, layer, sequence.prompt_pages, room=sequence.room, attempt=sequence.attempt,
-                rows=sequence.prompt_rows,
-            )  # fmt: skip
+            self._sent(stage, moment, layer, sequence)
+
+    def _sent(self, stage: str, moment: str, layer: int, sequence: Sequence) -> None:
+        """A look at the pages that are sent: a prefix that is shared came for another request."""
+        self.look(
+            stage, moment, layer, sequence.prompt_pages[sequence.shared :], room=sequence.room,
+            attempt=sequence.attempt, rows=sequence.prompt_rows, logical=sequence.shared,
+        )  # fmt: skip
 
     # -- the protocol with prefill -------------------------------------------------------------------------------
 
@@ -78,8 +82,9 @@ class DecodeHooks(CommonHooks):
         self._prompt("RC", "before", sequence)
         buffers = np.arange(self._layers, dtype=np.int64)
         lengths = np.full(self._layers, engine.pool.item_length(), np.int64)
+        shared = sequence.shared
         self.recorder.emit(
-            Receive(sequence.room, sequence.attempt, 0, sequence.prompt_pages, buffers, lengths)
+            Receive(sequence.room, sequence.attempt, shared, sequence.prompt_pages[shared:], buffers, lengths)
         )
         self.recorder.tail("announce", _key(sequence))
 
@@ -138,16 +143,15 @@ class DecodeHooks(CommonHooks):
                     with self._copying:
                         if self._held.get((key[0], key[1])) is not sequence:
                             break
-                        self.look(
-                            "LT", "", layer, sequence.prompt_pages, room=sequence.room,
-                            attempt=sequence.attempt, rows=sequence.prompt_rows,
-                        )  # fmt: skip
+                        self._sent("LT", "", layer, sequence)
 
     # -- steps ---------------------------------------------------------------------------------------------------
 
     def _append(self, _: None, engine: DecodeEngine, batch: StoreBatch) -> None:
         rows = engine.layout.rows
         for part in batch.parts:
+            if part.room < 0:
+                continue  # padding
             page = part.slots // rows
             self.look(
                 "ST", "", batch.layer, page, room=part.room, attempt=part.attempt,

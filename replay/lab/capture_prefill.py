@@ -7,7 +7,7 @@ from typing import Any
 
 from capture_hooks.adapters.nixl import NixlAdapter
 from capture_hooks.adapters.posts import Post
-from capture_hooks.events import I64, Request
+from capture_hooks.events import Metadata, Request
 from capture_hooks.hooktable import Scope
 from capture_hooks.recorder import Recorder
 from capture_hooks.taps.methods import Hooks
@@ -55,6 +55,7 @@ class PrefillHooks(CommonHooks):
             wire.after_state.append(lambda post: self._source(post, "after"))
 
     def _connect(self, engine: PrefillEngine, *_: Any) -> None:
+        self._metadata = engine.metadata
         self.buffers(engine)
 
     def _start(self, _: PrefillEngine, sequence: Sequence) -> None:
@@ -107,6 +108,11 @@ class PrefillHooks(CommonHooks):
 
     def _about(self, transfer: Transfer, part: Slice) -> Scope:
         event = transfer.written
+        if part.layer < 0:
+            slot, there = transfer.slots
+            holds = self._metadata.holds(slot)
+            self.recorder.emit(Metadata("sent", transfer.room, transfer.attempt, slot, there, holds))
+            return self.recorder.about(transfer.room, transfer.attempt, transfer.chunk, transfer.last)
         return self.recorder.about(
             transfer.room,
             transfer.attempt,
@@ -123,7 +129,7 @@ class PrefillHooks(CommonHooks):
 
     def _source(self, post: Post, moment: str) -> None:
         about = post.about
-        if about is None or post.state == "error":
+        if about is None or post.state == "error" or "layer" not in about.more:
             return
         pages = about.more["pages"]
         self.look(
@@ -150,7 +156,7 @@ class PrefillHooks(CommonHooks):
 
     # -- the protocol with decode --------------------------------------------------------------------------------
 
-    def _announced(self, _: Sender, room: int, attempt: int, pages: I64) -> None:
+    def _announced(self, _: Sender, room: int, attempt: int, *__: Any) -> None:
         self.recorder.head("announce", f"{room}.{attempt}")
 
     def _abort(self, _: Sender, room: int, attempt: int) -> None:

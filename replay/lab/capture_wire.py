@@ -39,7 +39,13 @@ class TcpHooks:
         post: Post | None = None
         with self.recorder.guard("lab.TcpTransport.begin"):
             post = self._posting(transport, part)
-        handle = original(transport, transfer, part)
+        try:
+            handle = original(transport, transfer, part)
+        except Exception:
+            with self.recorder.guard("lab.TcpTransport.begin"):
+                if post is not None:
+                    self._state(post, "error")
+            raise
         with self.recorder.guard("lab.TcpTransport.begin"):
             if post is not None:
                 self._flying[handle] = post

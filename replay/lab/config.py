@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from capture_hooks.layouts import Layout, layout
@@ -30,6 +31,9 @@ class Job:
     patience_ms: float | None = None  #: the client goes away this long after it asked; ``None`` = it waits
     after: str = ""  #: ask only once this flag is up
     abort_when: str = ""  #: go away once this flag is up
+    prefix_of: int = -1  #: room of an earlier request whose prompt begins alike, -1 if there is none
+    prefix_pages: int = 0  #: whole pages that are alike
+    outage: int = -1  #: chunk while whose transfer is posted the sender has lost its peer, -1 if none
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +66,12 @@ class LabConfig:
     impatient: float = 0.5  #: share of clients that may go away
     patience_ms: tuple[float, float] = (300.0, 3000.0)
     layer_ms: float = 1.0  #: stand-in for the rest of a layer's work, per layer and forward batch
+    apart: int = 0  #: last layers that go as a component of their own, behind the last chunk
+    clears: bool = False  #: decode clears the pages for a reply before its first step
+    pads: int = 0  #: stores of decode are padded to a multiple of so many rows; 0 = not at all
+    prefixes: float = 0.0  #: share of clients whose prompt begins like that of an earlier one
+    outages: float = 0.0  #: share of clients during whose transfer the sender loses its peer for a moment
+    metadata_slots: int = 0  #: slots on each side for what is sent beside the pages; 0 = nothing is
     triton_pages: int = 2  #: pages whose store and read run as Triton kernels on the interpreter
     timeout_s: float = 120.0
     jobs: tuple[Job, ...] = ()  #: the clients; empty = drawn from the seed
@@ -82,6 +92,8 @@ class LabConfig:
             raise ValueError(f"transport must be auto, nixl or tcp, not {self.transport!r}")
         if self.chunk_tokens % PAGE_TOKENS or self.chunk_tokens <= 0:
             raise ValueError(f"chunk_tokens must be a multiple of {PAGE_TOKENS}")
+        if not 0 <= self.apart < self.layers:
+            raise ValueError("apart must be less than layers: something has to go with the chunks")
         for job in self.clients():
             need = pages_for(job.tokens + job.new_tokens)
             if need > min(self.prefill_pages, self.decode_pages) - 1:
@@ -113,7 +125,18 @@ class LabConfig:
             leaves = draw.random() < self.impatient
             patience = draw.uniform(*self.patience_ms)
             jobs.append(Job(self.first_room + i, tokens, new_tokens, patience if leaves else None))
-        return tuple(jobs)
+        return tuple(self._with_extras(jobs))
+
+    def _with_extras(self, jobs: list[Job]) -> Iterator[Job]:
+        """The jobs with prefixes and outages, from draws of their own: the clients stay the same."""
+        draw = random.Random(f"extras {self.seed}")  # not for secrets
+        for i, job in enumerate(jobs):
+            alike, lost = draw.random() < self.prefixes, draw.random() < self.outages
+            first = jobs[i - i % 12]  # those after it may begin like it
+            pages = min(first.tokens, job.tokens - 1) // PAGE_TOKENS
+            if alike and pages and first is not job:
+                job = replace(job, prefix_of=first.room, prefix_pages=pages)
+            yield replace(job, outage=0) if lost else job
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON types."""

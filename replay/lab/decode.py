@@ -16,12 +16,12 @@ import numpy as np
 
 from capture_hooks.events import I64
 from replay.lab.audit import row_hashes
-from replay.lab.config import LabConfig, pages_for
+from replay.lab.config import PAGE_TOKENS, LabConfig, pages_for
 from replay.lab.control import Channel, Message
 from replay.lab.engine import Engine
 from replay.lab.kernels import TILE_ROWS
 from replay.lab.pool import DUMMY_PAGE, ReadBatch, ReadResult, StoreBatch
-from replay.lab.replies import Sequence, Step, appended, read_batch
+from replay.lab.replies import Sequence, Step, appended, padded, read_batch
 
 
 class DecodeEngine(Engine):
@@ -59,9 +59,9 @@ class DecodeEngine(Engine):
         self._start_threads()
         peer.serve(self.hear, "decode-peer", self.fail)
 
-    def submit(self, room: int, attempt: int, tokens: int, new_tokens: int) -> None:
+    def submit(self, sequence: Sequence) -> None:
         """A request from the router (any thread)."""
-        self._inbox.put(("submit", Sequence(room, attempt, tokens, new_tokens)))
+        self._inbox.put(("submit", sequence))
 
     def cancel(self, room: int, attempt: int) -> None:
         """The client went away (any thread)."""
@@ -124,20 +124,37 @@ class DecodeEngine(Engine):
     def _admit(self) -> None:
         while self._waiting:
             sequence = self._waiting[0]
-            count = pages_for(sequence.tokens + sequence.new_tokens)
-            pages = self.allocator.alloc(sequence.room, sequence.attempt, count)
+            shared = self._prefix(sequence)
+            count = pages_for(sequence.tokens + sequence.new_tokens) - len(shared)
+            pages = self.allocator.alloc(sequence.room, sequence.attempt, count, len(shared))
             if pages is None:
                 return
-            sequence.pages = pages
+            if len(shared):
+                self.allocator.share(sequence.room, sequence.attempt, shared)
+                sequence.shared = len(shared)
+                self.barriers.at("decode.shared", sequence.room)
+            sequence.pages = np.concatenate([shared, pages])
+            if self.config.metadata_slots:
+                sequence.slot = self.metadata.take(sequence.room, sequence.attempt)
             self._waiting.popleft()
             self.announce(sequence)
 
+    def _prefix(self, sequence: Sequence) -> I64:
+        """Pages of a running request whose prompt begins alike: they need not be sent again."""
+        first = self._sequences.get((sequence.prefix_of, 0))
+        if first is None or first.state != "running":
+            return np.empty(0, np.int64)
+        return first.pages[: sequence.prefix_pages]
+
     def announce(self, sequence: Sequence) -> None:
-        """Tell prefill where the prompt's pages are to go."""
+        """Tell prefill where the pages of the prompt that are not shared are to go."""
         sequence.state = "announced"
         self._awaited.add(sequence.key)
-        pages = sequence.prompt_pages.tolist()
-        self._peer.send("announce", room=sequence.room, attempt=sequence.attempt, pages=pages)
+        pages = sequence.prompt_pages[sequence.shared :].tolist()
+        self._peer.send(
+            "announce", room=sequence.room, attempt=sequence.attempt, logical=sequence.shared, pages=pages,
+            slot=sequence.slot,
+        )  # fmt: skip
 
     def told(self, sequence: Sequence, ok: bool) -> None:
         """Prefill says that the data is there, or that it never will be."""
@@ -147,6 +164,10 @@ class DecodeEngine(Engine):
             self.release(sequence, "fail")
             return
         self.arrived(sequence)
+        if sequence.slot >= 0:
+            holds = self.metadata.read(sequence.room, sequence.attempt, sequence.slot)
+            if holds != sequence.room:
+                self.audit.note("metadata", sequence.room, holds)
         self.barriers.at("decode.arrived", sequence.room)
         sequence.state = "running"
         self._arrived.append(sequence)
@@ -191,6 +212,8 @@ class DecodeEngine(Engine):
         sequence.state = "over"
         if len(sequence.pages):
             self.allocator.free(sequence.room, sequence.attempt, sequence.pages, reason)
+        if sequence.slot >= 0:
+            self.metadata.give_back(sequence.room, sequence.attempt, sequence.slot)
         self._sequences.pop(sequence.key, None)
         self.barriers.at("decode.over", sequence.room)
         self._router.send("done", room=sequence.room, attempt=sequence.attempt, outcome=sequence.outcome)
@@ -240,9 +263,12 @@ class DecodeEngine(Engine):
 
     def run(self, step: Step) -> None:
         """One step (runs on the stream)."""
+        if self.config.clears:
+            self._clear(step)
         for layer in range(self.config.layers):
             rows = appended(step, layer, self.layout.rows, self.config.seed)
             if rows:
+                rows = padded(rows, layer, self.config.pads, self.config.seed)
                 self.append(StoreBatch(layer, step.number, rows))
             self._barrier(step, layer)
             self.read(step, read_batch(step, layer, self.layout.rows, self.config, self.policy.extra_rows))
@@ -251,6 +277,16 @@ class DecodeEngine(Engine):
                 self._audit_rows("read", sequence)
                 self.barriers.at("read.over", sequence.room)
         self.hand_back(step)
+
+    def _clear(self, step: Step) -> None:
+        """Clear the pages for the replies that begin with this step."""
+        for sequence, tokens in zip(step.sequences, step.tokens.tolist(), strict=True):
+            if tokens == sequence.tokens + 1:
+                whole = sequence.tokens // PAGE_TOKENS
+                first = whole if self.policy.clear_from == "last-page" else pages_for(sequence.tokens)
+                pages = sequence.pages[first:]
+                if len(pages):
+                    self.pool.clear(sequence.room, sequence.attempt, pages)
 
     def hand_back(self, step: Step) -> None:
         """Give the finished step to the scheduler."""

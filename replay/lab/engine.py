@@ -12,6 +12,7 @@ from replay.lab.barriers import Barriers
 from replay.lab.config import LabConfig
 from replay.lab.control import Channel
 from replay.lab.faults import policy
+from replay.lab.metadata import MetadataSlots
 from replay.lab.pool import PageAllocator, PagedPool
 from replay.lab.stream import Stream
 from replay.lab.transport import Wire
@@ -35,13 +36,16 @@ class Engine(ABC):
         self.barriers = Barriers(config.flags, config.rules)
         self.audit = Audit(config.audit, self.role)
         self.pool = PagedPool(self.layout, config.layers, pages, self.policy, config.triton_pages)
-        self.allocator = PageAllocator(pages, config.free_list)
+        self.allocator = PageAllocator(pages, config.free_list, keep_shared=self.policy.keep_shared)
+        self.metadata = MetadataSlots(config.metadata_slots)
         self.error = ""
         self._router = router
         self._inbox: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
         self._stop = threading.Event()
         wire = Wire(config.bandwidth, config.window)
-        self.transport = create(transport, self.role, self.pool.memory, wire, self.barriers)
+        self.transport = create(
+            transport, self.role, self.pool.memory, self.metadata.memory, wire, self.barriers
+        )
         self.transport.on_error = self.fail
 
     def fail(self, error: BaseException) -> None:

@@ -35,6 +35,14 @@ class Policy:
     half_pages: bool = False  #: a transfer moves half of each page, as if another rank sent the rest
     extra_rows: int = 0  #: rows that the length of every read is too long
     top_k: Literal["exact", "short", "coarse"] = "exact"  #: how the top-k is selected
+    destination_ids: Literal["announced", "own"] = "announced"  #: whose page ids the sender writes to
+    hold_source: Literal["done", "posted"] = "done"  #: until when a request's source pages are kept
+    awaits: Literal["all", "pages"] = "all"  #: whether success waits for the component that goes apart
+    on_error: Literal["tell", "ignore"] = "tell"  #: what the sender does about a transfer that failed
+    clear_from: Literal["reply", "last-page"] = "reply"  #: first page that is cleared for the reply
+    keep_shared: bool = True  #: a page stays while any request shares it, not only its first owner
+    padding: Literal["skipped", "stored"] = "skipped"  #: what the store does with the padding of a batch
+    metadata_slot: Literal["done", "posted"] = "done"  #: until when the sender keeps a metadata slot
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +163,62 @@ FAULTS: dict[str, Fault] = {
             False,
             lambda _: Policy(top_k="coarse"),
             {"top_k": 64},
+        ),
+        Fault(
+            "wrong-page-id-space",
+            "the sender writes to the page ids of its own pool instead of those that decode announced",
+            False,
+            lambda _: Policy(destination_ids="own"),
+            {"prefill_pages": 200},  # every id of the sender is a page of the receiver
+        ),
+        Fault(
+            "source-overwritten",
+            "prefill gives a request's pages back when its last chunk is posted, not when it is done",
+            True,
+            lambda _: Policy(hold_source="posted"),
+            {"prefill_pages": 60},
+        ),
+        Fault(
+            "component-late",
+            "the last layer goes as a component of its own, and success is told without waiting for it",
+            True,
+            lambda _: Policy(awaits="pages"),
+            {"apart": 1},
+        ),
+        Fault(
+            "failed-transfer-used",
+            "the sender's peer is unknown to its library for a moment, and it takes the failed transfer for done",
+            False,
+            lambda _: Policy(on_error="ignore"),
+            {"outages": 0.2},
+        ),
+        Fault(
+            "local-clear",
+            "decode clears the pages for a reply from the last page of the prompt on, not from the one after it",
+            False,
+            lambda _: Policy(clear_from="last-page"),
+            {"clears": True},
+        ),
+        Fault(
+            "freed-page-referenced",
+            "decode gives a page back when its first owner ends, though others still share it as their prefix",
+            True,
+            lambda _: Policy(keep_shared=False),
+            {"prefixes": 0.9, "decode_pages": 100},
+        ),
+        Fault(
+            "padding-row-written",
+            "the store does not skip slot -1 of a padded batch: it takes it for the last row of the last page",
+            False,
+            lambda _: Policy(padding="stored"),
+            {"pads": 8},
+        ),
+        Fault(
+            "metadata-mix-up",
+            "prefill gives a request's metadata slot back when it is posted, not when it is done",
+            True,
+            lambda _: Policy(metadata_slot="posted"),
+            {"metadata_slots": 64},
         ),
     )
 }

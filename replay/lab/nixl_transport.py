@@ -34,8 +34,8 @@ class NixlTransport(Transport):
 
     name = "nixl/UCX"
 
-    def __init__(self, role: str, memory: U8, wire: Wire, barriers: Barriers) -> None:
-        super().__init__(role, memory, wire, barriers)
+    def __init__(self, role: str, memory: U8, metadata: U8, wire: Wire, barriers: Barriers) -> None:
+        super().__init__(role, memory, metadata, wire, barriers)
         prepare()
         from nixl._api import nixl_agent, nixl_agent_config
 
@@ -44,21 +44,24 @@ class NixlTransport(Transport):
         self._agent = nixl_agent(f"{role}-{secrets.token_hex(4)}", config)
         if "UCX" not in self._agent.backends:
             raise TransportError("NIXL has no UCX backend here")
-        regions = [(int(layer.ctypes.data), int(layer.nbytes), 0, "") for layer in memory]
+        regions = [(int(part.ctypes.data), int(part.nbytes), 0, "") for part in (*memory, metadata)]
         self._registered = self._agent.register_memory(regions, "DRAM")
         self._peer = ""
+        self._peer_data = b""
 
     def describe(self) -> dict[str, Any]:
         """The agent's metadata, and where each layer lies."""
         return {
             "agent": base64.b64encode(self._agent.get_agent_metadata()).decode(),
             "addresses": [int(layer.ctypes.data) for layer in self.memory],
+            "metadata": int(self.metadata.ctypes.data),
             "pages": int(self.memory.shape[1]),
         }
 
     def connect(self, peer: dict[str, Any]) -> None:
         """Load the receiver's metadata."""
-        name = self._agent.add_remote_agent(base64.b64decode(peer["agent"]))
+        self._peer_data = base64.b64decode(peer["agent"])
+        name = self._agent.add_remote_agent(self._peer_data)
         self._peer = name if isinstance(name, str) else name.decode()
 
     def begin(self, transfer: Transfer, part: Slice) -> Any:
@@ -66,9 +69,17 @@ class NixlTransport(Transport):
         source = self._agent.get_xfer_descs(_descriptors(part.source, part.length), "DRAM")
         destination = self._agent.get_xfer_descs(_descriptors(part.destination, part.length), "DRAM")
         handle = self._agent.initialize_xfer("WRITE", source, destination, self._peer)
-        if self._agent.transfer(handle) == "ERR":
+        if transfer.outage:
+            self._agent.remove_remote_agent(self._peer)
+        try:
+            if self._agent.transfer(handle) == "ERR":
+                raise TransportError("NIXL refused the post")
+        except Exception:
             self._agent.release_xfer_handle(handle)
-            raise TransportError("NIXL refused the post")
+            raise
+        finally:
+            if transfer.outage:
+                self._agent.add_remote_agent(self._peer_data)
         return handle
 
     def poll(self, handle: Any) -> str:

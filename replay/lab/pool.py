@@ -19,7 +19,7 @@ DUMMY_PAGE = 0
 
 @dataclass(frozen=True, slots=True)
 class StorePart:
-    """Rows of one request within a store."""
+    """Rows of one request within a store; the padding of a batch is a part of room -1 with slots and rows -1."""
 
     room: int
     attempt: int
@@ -99,6 +99,11 @@ class PagedPool:
         positions = np.concatenate([part.positions for part in batch.parts])
         keys = np.concatenate([part.keys for part in batch.parts])
         limit = self.pages * self.layout.rows
+        given = slots >= 0
+        if self._policy.padding == "stored":
+            given[-1] = True  # all padding goes to one slot, and its last row is what stays there
+            slots = np.where(slots < 0, limit + slots, slots)
+        slots, positions, keys = slots[given], positions[given], keys[given]
         if slots.min() < self.layout.rows or slots.max() >= limit:
             raise ValueError("slot outside the pool, or in the dummy page")
         rope = model.rope(positions)
@@ -120,6 +125,10 @@ class PagedPool:
         taken = -(-sample // self.layout.rows)
         self._store_sample -= taken
         self.interpreted["store"] += taken
+
+    def clear(self, room: int, attempt: int, pages: I64) -> None:
+        """Fill ``pages`` of a request with zeros in all layers."""
+        self.memory[:, pages] = 0
 
     def read(self, batch: ReadBatch) -> ReadResult:
         """Logits and top-k of every row of the batch."""
@@ -156,20 +165,26 @@ class PagedPool:
 
 
 class PageAllocator:
-    """Free list of one pool. Not thread-safe: one scheduler owns it."""
+    """Free list of one pool. Not thread-safe: one scheduler owns it.
 
-    def __init__(self, pages: int, order: str = "lifo") -> None:
+    A page has one owner, and others may share it. It is free again once nobody holds it; without ``keep_shared`` as
+    soon as its owner gives it back.
+    """
+
+    def __init__(self, pages: int, order: str = "lifo", *, keep_shared: bool = True) -> None:
         self._free = deque(range(DUMMY_PAGE + 1, pages))
         self._lifo = order == "lifo"
+        self._keep_shared = keep_shared
         self._held: dict[int, tuple[int, int]] = {}
+        self._sharers: dict[int, set[tuple[int, int]]] = {}
 
     @property
     def available(self) -> int:
         """Pages that can be handed out."""
         return len(self._free)
 
-    def alloc(self, room: int, attempt: int, count: int) -> I64 | None:
-        """``count`` pages for a request, in logical order; ``None`` where there are too few."""
+    def alloc(self, room: int, attempt: int, count: int, logical: int = 0) -> I64 | None:
+        """``count`` pages for a request, in logical order from ``logical`` on; ``None`` where there are too few."""
         if count > len(self._free):
             return None
         take = self._free.pop if self._lifo else self._free.popleft
@@ -178,10 +193,25 @@ class PageAllocator:
             self._held[page] = (room, attempt)
         return np.array(pages, np.int64)
 
+    def share(self, room: int, attempt: int, pages: I64) -> I64:
+        """Let a request use ``pages`` of another as its first ones."""
+        for page in pages.tolist():
+            self._sharers.setdefault(page, set()).add((room, attempt))
+        return pages
+
     def free(self, room: int, attempt: int, pages: I64, reason: str) -> None:
         """Give ``pages`` back. A page that the request does not hold is a programming error."""
-        for page in pages.tolist():
-            if self._held.pop(page, None) != (room, attempt):
-                raise RuntimeError(f"page {page} is not held by room {room} ({reason})")
+        back = [page for page in pages.tolist() if self._let_go(page, (room, attempt), reason)]
         # The last page comes off first, so that a LIFO list hands a request's pages out in the same order.
-        self._free.extend(reversed(pages.tolist()))
+        self._free.extend(reversed(back))
+
+    def _let_go(self, page: int, key: tuple[int, int], reason: str) -> bool:
+        """Take a page from a request; whether it is free by that."""
+        sharers = self._sharers.get(page, set())
+        if self._held.get(page) == key:
+            del self._held[page]
+            return not (sharers and self._keep_shared)
+        if key not in sharers:
+            raise RuntimeError(f"page {page} is not held by room {key[0]} ({reason})")
+        sharers.discard(key)
+        return not sharers and page not in self._held and self._keep_shared

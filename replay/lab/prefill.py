@@ -39,6 +39,7 @@ class PrefillEngine(Engine):
             config,
             self.policy,
             self.pool,
+            self.metadata,
             self.transport,
             self.barriers,
             lambda what, sequence: self._inbox.put((what, sequence)),
@@ -58,11 +59,11 @@ class PrefillEngine(Engine):
         body = peer.expect("hello")
         self.transport.connect(body["transport"])
         self._start_threads()
-        self.sender.connect(peer, [int(address) for address in body["transport"]["addresses"]])
+        self.sender.connect(peer, body["transport"])
 
-    def submit(self, room: int, attempt: int, tokens: int) -> None:
+    def submit(self, sequence: Sequence) -> None:
         """A request from the router (any thread)."""
-        self._inbox.put(("submit", Sequence(room, attempt, tokens)))
+        self._inbox.put(("submit", sequence))
 
     def finish(self) -> dict[str, Any]:
         """Wait until every request has left, end the threads, and tell what was done."""
@@ -92,7 +93,8 @@ class PrefillEngine(Engine):
             # A batch is looked after once the next one is on the stream, or after a while if there is none.
             if before and (batch or time.monotonic() >= due):
                 for chunk in before:
-                    self.sender.hand_over(chunk)
+                    for part in _with_component(chunk):
+                        self.sender.hand_over(part)
                 before = []
             if batch:
                 before, due = batch, time.monotonic() + _IDLE
@@ -142,6 +144,9 @@ class PrefillEngine(Engine):
             chunk = Chunk(sequence, len(sequence.chunks), sequence.launched, size, size == left)
             sequence.launched += size
             sequence.chunks.append(chunk)
+            if chunk.last and self.config.apart:
+                component = Chunk(sequence, chunk.index + 1, 0, sequence.tokens, True, component=True)
+                sequence.chunks.append(component)
             batch.append(chunk)
             budget -= size
         self._running = [sequence for sequence in self._running if sequence.launched < sequence.tokens]
@@ -158,7 +163,8 @@ class PrefillEngine(Engine):
         event = self.stream.launch(lambda: self.forward(step, batch))
         self._launches.append(event)
         for chunk in batch:
-            chunk.event = event
+            for part in _with_component(chunk):
+                part.event = event
 
     def _retire(self) -> None:
         """Free requests that have left, once nothing on the stream and no sender uses their pages."""
@@ -177,6 +183,7 @@ class PrefillEngine(Engine):
             reason = "abort" if sequence.aborted else "finish"
             self.allocator.free(sequence.room, sequence.attempt, sequence.pages, reason)
         self.sender.forget(sequence)
+        self.barriers.at("prefill.over", sequence.room)
 
     # -- stream --------------------------------------------------------------------------------------------------
 
@@ -191,6 +198,7 @@ class PrefillEngine(Engine):
                 self.pool.store(StoreBatch(layer, step, parts))
         for chunk in batch:
             self.stored(step, chunk)
+            self.barriers.at("prefill.stored", chunk.sequence.room, chunk.index)
 
     def _part(self, chunk: Chunk, layer: int) -> StorePart:
         sequence = chunk.sequence
@@ -199,6 +207,9 @@ class PrefillEngine(Engine):
         slots = chunk.pages[local // self.layout.rows] * self.layout.rows + local % self.layout.rows
         positions = model.position(local if self.policy.positions == "chunk" else rows)
         keys = model.keys(self.config.seed, sequence.room, layer, rows)
+        alike = rows < sequence.prefix_pages * self.layout.rows
+        if alike.any():
+            keys[alike] = model.keys(self.config.seed, sequence.prefix_of, layer, rows[alike])
         return StorePart(sequence.room, sequence.attempt, slots, positions, rows, keys)
 
     def stored(self, step: int, chunk: Chunk) -> None:
@@ -211,3 +222,8 @@ class PrefillEngine(Engine):
         if self.policy.positions == "chunk" and chunk.first_token:
             for i in range(pages_for(chunk.tokens)):
                 self.audit.note("position", sequence.room, chunk.logical + i)
+
+
+def _with_component(chunk: Chunk) -> list[Chunk]:
+    """The chunk, and behind a last one the component that goes apart."""
+    return chunk.sequence.chunks[chunk.index :] if chunk.last else [chunk]

@@ -87,6 +87,7 @@ def _play(role: str, router: Channel, config: LabConfig, transport: str, token: 
 
 def _prefill(router: Channel, config: LabConfig, transport: str, token: str) -> None:
     from replay.lab.prefill import PrefillEngine
+    from replay.lab.prompts import Sequence
 
     engine = PrefillEngine(config, transport, router)
     listener = Listener(token)
@@ -97,13 +98,16 @@ def _prefill(router: Channel, config: LabConfig, transport: str, token: str) -> 
     router.send("ready")
     while (message := _next(router))["kind"] != "finish":
         if message["kind"] == "submit":
-            engine.submit(message["room"], message["attempt"], message["tokens"])
+            job = message["job"]
+            more = {name: job[name] for name in ("prefix_of", "prefix_pages", "outage")}
+            engine.submit(Sequence(job["room"], 0, job["tokens"], **more))
     _finished(router, engine.finish())
     peer.close()
 
 
 def _decode(router: Channel, config: LabConfig, transport: str, token: str) -> None:
     from replay.lab.decode import DecodeEngine
+    from replay.lab.replies import Sequence
 
     engine = DecodeEngine(config, transport, router)
     peer = Channel.connect(router.expect("connect")["port"], token)
@@ -111,7 +115,9 @@ def _decode(router: Channel, config: LabConfig, transport: str, token: str) -> N
     router.send("ready")
     while (message := _next(router))["kind"] != "finish":
         if message["kind"] == "submit":
-            engine.submit(message["room"], message["attempt"], message["tokens"], message["new_tokens"])
+            job = message["job"]
+            more = {name: job[name] for name in ("new_tokens", "prefix_of", "prefix_pages")}
+            engine.submit(Sequence(job["room"], 0, job["tokens"], **more))
         elif message["kind"] == "cancel":
             engine.cancel(message["room"], message["attempt"])
     _finished(router, engine.finish())

@@ -18,13 +18,20 @@ class Sequence:
     room: int
     attempt: int
     tokens: int
+    prefix_of: int = -1  #: room whose prompt begins alike
+    prefix_pages: int = 0
+    outage: int = -1  #: chunk while whose transfer is posted the sender has lost its peer
     pages: I64 = field(default_factory=lambda: np.empty(0, np.int64))
     launched: int = 0  #: tokens whose stores are on the stream
     chunks: list[Chunk] = field(default_factory=list)
-    destination: I64 | None = None
+    destination: I64 | None = None  #: of all pages; -1 for those that decode has already
+    peer_slot: int = -1  #: metadata slot of the receiver, -1 without metadata
     parked: list[Chunk] = field(default_factory=list)
     in_hand: int = 0  #: chunks that a sender has taken up and not finished
+    on_wire: int = 0  #: chunks that were posted and are not over
     sent: int = 0  #: chunks whose transfer is over
+    component_sent: bool = False
+    told: bool = False  #: decode knows that all pages are there
     aborted: bool = False
     acknowledged: bool = False
     failed: bool = False
@@ -46,6 +53,7 @@ class Chunk:
     tokens: int
     last: bool
     event: Event | None = None
+    component: bool = False  #: all pages of the prompt in the layers that go apart
 
     @property
     def written(self) -> Event:

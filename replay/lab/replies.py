@@ -20,6 +20,10 @@ class Sequence:
     attempt: int
     tokens: int
     new_tokens: int
+    prefix_of: int = -1  #: room whose prompt begins alike
+    prefix_pages: int = 0
+    shared: int = 0  #: first pages that are another's
+    slot: int = -1  #: metadata slot, -1 without metadata
     pages: I64 = field(default_factory=lambda: np.empty(0, np.int64))
     state: str = "waiting"  #: waiting, announced, aborting, running, over
     produced: int = 0  #: tokens whose step was launched
@@ -68,6 +72,16 @@ def appended(step: Step, layer: int, page_rows: int, seed: int) -> tuple[StorePa
         keys = model.keys(seed, sequence.room, layer, row)
         parts.append(StorePart(sequence.room, sequence.attempt, slots, model.position(row), row, keys))
     return tuple(parts)
+
+
+def padded(parts: tuple[StorePart, ...], layer: int, size: int, seed: int) -> tuple[StorePart, ...]:
+    """``parts`` and the padding that makes their rows a multiple of ``size`` (0 = none): what the batch held before."""
+    missing = -sum(len(part.slots) for part in parts) % size if size else 0
+    if not missing:
+        return parts
+    nobody, rows = np.full(missing, -1, np.int64), np.arange(missing, dtype=np.int64)
+    keys = model.keys(seed, -1, layer, rows)
+    return (*parts, StorePart(-1, 0, nobody, np.zeros(missing, np.int64), nobody, keys))
 
 
 def read_batch(step: Step, layer: int, page_rows: int, config: LabConfig, extra_rows: int = 0) -> ReadBatch:

@@ -18,7 +18,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -358,10 +358,8 @@ class _Clients:
                 return
             self._todo.pop()
             self._active[job.room] = job
-            self._pair._send("prefill", "submit", room=job.room, attempt=0, tokens=job.tokens)
-            self._pair._send(
-                "decode", "submit", room=job.room, attempt=0, tokens=job.tokens, new_tokens=job.new_tokens
-            )
+            for role in ROLES:
+                self._pair._send(role, "submit", job=asdict(job))
             if job.patience_ms is not None:
                 heapq.heappush(self._leaving, (time.monotonic() + job.patience_ms / 1000, job.room))
 

@@ -19,10 +19,13 @@ from replay.lab.barriers import Barriers
 from replay.lab.config import PAGE_TOKENS, LabConfig, pages_for
 from replay.lab.control import Channel, Message
 from replay.lab.faults import Policy
+from replay.lab.metadata import SLOT_BYTES, MetadataSlots
 from replay.lab.pool import PagedPool
 from replay.lab.prompts import Chunk, Sequence
 from replay.lab.transport import Slice, Transfer, Transport
 
+#: Added to the priority of a component: it goes behind all chunks.
+_BEHIND = 1 << 30
 #: Pause of a sender thread between looks at the events it waits for.
 _NAP = 0.001
 
@@ -40,6 +43,7 @@ class Sender:
         config: LabConfig,
         policy: Policy,
         pool: PagedPool,
+        metadata: MetadataSlots,
         transport: Transport,
         barriers: Barriers,
         over: Callable[[str, Sequence], None],
@@ -48,6 +52,7 @@ class Sender:
         self.config = config
         self.policy = policy
         self.pool = pool
+        self.metadata = metadata
         self.transport = transport
         self.barriers = barriers
         self._over = over
@@ -55,7 +60,8 @@ class Sender:
         self._lock = threading.Lock()
         self._sequences: dict[tuple[int, int], Sequence] = {}
         self._left: set[tuple[int, int]] = set()
-        self._announced: dict[tuple[int, int], I64] = {}  # before the request itself came
+        # Before the request itself came: pages, and the metadata slot.
+        self._announced: dict[tuple[int, int], tuple[I64, int]] = {}
         self._dropped: set[tuple[int, int]] = set()  # aborted before the request itself came
         self._boxes: list[queue.SimpleQueue[tuple[str, Any]]] = [
             queue.SimpleQueue() for _ in range(config.senders)
@@ -64,11 +70,13 @@ class Sender:
         self._threads: list[threading.Thread] = []
         self._peer: Channel
         self._remote: list[int] = []
+        self._remote_metadata = 0
 
-    def connect(self, peer: Channel, remote: list[int]) -> None:
-        """Start: ``peer`` is decode, ``remote`` the address of each layer of its pool."""
+    def connect(self, peer: Channel, remote: dict[str, Any]) -> None:
+        """Start: ``peer`` is decode, ``remote`` the addresses of its pool's layers and of its metadata slots."""
         self._peer = peer
-        self._remote = remote
+        self._remote = [int(address) for address in remote["addresses"]]
+        self._remote_metadata = int(remote["metadata"])
         self.transport.start_sender()
         for box in self._boxes:
             thread = threading.Thread(target=self._guarded, args=(box,), name="prefill-sender", daemon=True)
@@ -96,7 +104,7 @@ class Sender:
             if sequence.key in self._dropped:
                 self._left.add(sequence.key)
                 return False
-            sequence.destination = self._announced.pop(sequence.key, None)
+            sequence.destination, sequence.peer_slot = self._announced.pop(sequence.key, (None, -1))
             self._sequences[sequence.key] = sequence
             return True
 
@@ -109,27 +117,29 @@ class Sender:
     def busy(self, sequence: Sequence) -> bool:
         """Whether a chunk of the request is in somebody's hands."""
         with self._lock:
-            return sequence.in_hand > 0
+            posted = sequence.on_wire if self.policy.hold_source == "posted" else 0
+            return sequence.in_hand > posted
 
     # -- decode's messages -----------------------------------------------------------------------------------
 
     def hear(self, message: Message) -> None:
         """A message from decode (runs on the peer thread)."""
         if message["kind"] == "announce":
-            self.announced(message["room"], message["attempt"], np.array(message["pages"], np.int64))
+            pages = np.array([-1] * message["logical"] + message["pages"], np.int64)
+            self.announced(message["room"], message["attempt"], pages, message["slot"])
         elif message["kind"] == "abort":
             self.abort(message["room"], message["attempt"])
 
-    def announced(self, room: int, attempt: int, pages: I64) -> None:
-        """Decode told the destination pages: parked chunks may go."""
+    def announced(self, room: int, attempt: int, pages: I64, slot: int) -> None:
+        """Decode told the destination pages and its metadata slot: parked chunks may go."""
         key = room, attempt
         with self._lock:
             sequence = self._sequences.get(key)
             if sequence is None:
                 if key not in self._dropped and key not in self._left:
-                    self._announced[key] = pages
+                    self._announced[key] = pages, slot
                 return
-            sequence.destination = pages
+            sequence.destination, sequence.peer_slot = pages, slot
             for chunk in sequence.parked:  # under the lock: a request's chunks go out in order
                 self.enqueue(chunk)
             sequence.parked.clear()
@@ -235,35 +245,59 @@ class Sender:
         self.barriers.at("sender.post", sequence.room, chunk.index)
         transfer = self._transfer(chunk)
         transfer.on_over = lambda: self._box(sequence).put(("over", (chunk, transfer)))
-        if len(transfer.pages):
+        sequence.on_wire += 1
+        if transfer.slices:
             self.transport.post(transfer)
         else:
             transfer.on_over()
+        if self.policy.metadata_slot == "posted":
+            self._give_slot_back(transfer)
         if self.policy.tell == "posted" and chunk.last:
             self.tell_status(sequence, True)
+        if self.policy.hold_source == "posted" and chunk is sequence.chunks[-1] and chunk.last:
+            self._over("sent", sequence)
+
+    def _give_slot_back(self, transfer: Transfer) -> None:
+        if transfer.slots[0] >= 0:
+            self.metadata.give_back(transfer.room, transfer.attempt, transfer.slots[0])
 
     def sent(self, chunk: Chunk, transfer: Transfer) -> None:
         """The transfer of one chunk is over."""
         sequence = chunk.sequence
         self.barriers.at("sender.done", sequence.room, chunk.index)
-        ok = not transfer.error
+        if self.policy.metadata_slot == "done":
+            self._give_slot_back(transfer)
+        ok = not transfer.error or self.policy.on_error == "ignore"
         with self._lock:
             sequence.in_hand -= 1
+            sequence.on_wire -= 1
             sequence.sent += 1
+            sequence.component_sent |= chunk.component
             aborted = sequence.aborted
             first_failure = not ok and not sequence.failed
             sequence.failed = sequence.failed or not ok
             whole = sequence.chunks[-1].last and sequence.sent == len(sequence.chunks)
+            enough = whole or self._enough(sequence)
+            tell = first_failure or (enough and not sequence.told and self.policy.tell == "done")
+            sequence.told |= tell
         if aborted:
             self._settle(sequence)
-        elif first_failure or (whole and not sequence.failed):
-            if self.policy.tell == "done" or not ok:
+        elif first_failure or not sequence.failed:
+            if tell:
                 self.tell_status(sequence, ok)
-            self._over("sent", sequence)
+            if first_failure or whole:
+                self._over("sent", sequence)
 
-    def _paired_layers(self) -> list[tuple[int, int]]:
-        """(layer here, layer of the receiver) of each buffer that is sent."""
-        layers = range(self.config.layers)
+    def _enough(self, sequence: Sequence) -> bool:
+        """Whether all that success waits for is sent, though not everything is."""
+        if self.policy.awaits == "all" or not sequence.chunks[-1].component or sequence.component_sent:
+            return False
+        return sequence.sent == len(sequence.chunks) - 1
+
+    def _paired_layers(self, chunk: Chunk) -> list[tuple[int, int]]:
+        """(layer here, layer of the receiver) of each buffer that is sent with a chunk."""
+        together = self.config.layers - self.config.apart
+        layers = range(together, self.config.layers) if chunk.component else range(together)
         if self.policy.layers_sent == "without-last":
             layers = layers[:-1]
         if self.policy.layers_sent == "by-position":
@@ -282,23 +316,46 @@ class Sender:
         assert sequence.destination is not None
         item = self.policy.item_length or self.pool.item_length()
         length = item // 2 if self.policy.half_pages else item
-        source = chunk.pages[: max(self._listed(sequence) - chunk.logical, 0)]
-        destination = sequence.destination[chunk.logical : chunk.logical + len(source)]
-        slices = tuple(
-            Slice(
-                index,
-                here,
-                _addresses(self.pool.address(here), source, item),
-                _addresses(self._remote[there], destination, item),
-                length,
-            )
-            for index, (here, there) in enumerate(self._paired_layers())
+        known = int((sequence.destination < 0).sum())
+        first = max(chunk.logical, known)  # decode has the pages before it
+        source = chunk.pages[first - chunk.logical : max(self._listed(sequence) - chunk.logical, 0)]
+        destination = sequence.destination[first : first + len(source)]
+        if self.policy.destination_ids == "own":
+            destination = source
+        pages = (
+            []
+            if not len(source)
+            else [
+                Slice(
+                    index,
+                    here,
+                    _addresses(self.pool.address(here), source, item),
+                    _addresses(self._remote[there], destination, item),
+                    length,
+                )
+                for index, (here, there) in enumerate(self._paired_layers(chunk))
+            ]
         )
+        slot = self._metadata(chunk) if sequence.peer_slot >= 0 and chunk is sequence.chunks[-1] else -1
+        if slot >= 0:
+            there = self._remote_metadata + sequence.peer_slot * SLOT_BYTES
+            addresses = np.array([self.metadata.address(slot)], np.uint64), np.array([there], np.uint64)
+            pages.append(Slice(len(pages), -1, *addresses, SLOT_BYTES))
         return Transfer(
-            sequence.room, sequence.attempt, chunk.index, chunk.last, chunk.logical, source, destination, item,
-            chunk.written, slices,
-            sequence.tokens,
+            sequence.room, sequence.attempt, chunk.index, chunk.last, first, source, destination, item,
+            chunk.written, tuple(pages), sequence.tokens + chunk.component * _BEHIND,
+            outage=chunk.index == sequence.outage, slots=(slot, sequence.peer_slot),
         )  # fmt: skip
+
+    def _metadata(self, chunk: Chunk) -> int:
+        """A metadata slot that is filled for the chunk's request, -1 unless it is the last one."""
+        if not chunk.last:
+            return -1
+        key = chunk.sequence.key
+        slot = self.metadata.take(*key)
+        self.metadata.write(*key, slot)
+        self.barriers.at("metadata.written", key[0])
+        return slot
 
 
 def _addresses(base: int, pages: I64, item: int) -> U64:

@@ -28,10 +28,9 @@ class TcpTransport(Transport):
 
     name = "tcp"
 
-    def __init__(self, role: str, memory: U8, wire: Wire, barriers: Barriers) -> None:
-        super().__init__(role, memory, wire, barriers)
-        self._flat = memory.reshape(-1)
-        self._base = int(memory.ctypes.data)
+    def __init__(self, role: str, memory: U8, metadata: U8, wire: Wire, barriers: Barriers) -> None:
+        super().__init__(role, memory, metadata, wire, barriers)
+        self._regions = [(int(part.ctypes.data), part.reshape(-1)) for part in (memory, metadata)]
         self._token = secrets.token_bytes(16)
         self._listener: socket.socket | None = None
         self._socket: socket.socket | None = None
@@ -48,6 +47,7 @@ class TcpTransport(Transport):
             "port": self._listener.getsockname()[1],
             "token": self._token.hex(),
             "addresses": [int(layer.ctypes.data) for layer in self.memory],
+            "metadata": int(self.metadata.ctypes.data),
             "pages": int(self.memory.shape[1]),
         }
 
@@ -64,6 +64,8 @@ class TcpTransport(Transport):
         """Queue one slice for the writing thread."""
         if self._failed:
             raise TransportError(self._failed)
+        if transfer.outage:
+            raise TransportError("the peer is not known at the moment")
         self._serial += 1
         self._outbox.put((self._serial, part))
         return self._serial
@@ -102,10 +104,11 @@ class TcpTransport(Transport):
 
     def _view(self, address: int, length: int) -> memoryview:
         """The bytes at ``address``, which have to lie inside the registered memory."""
-        start = address - self._base
-        if start < 0 or start + length > self._flat.nbytes:
-            raise TransportError(f"{length} bytes at {address:#x} are not registered memory")
-        return self._flat[start : start + length].data
+        for base, flat in self._regions:
+            start = address - base
+            if start >= 0 and start + length <= flat.nbytes:
+                return flat[start : start + length].data
+        raise TransportError(f"{length} bytes at {address:#x} are not registered memory")
 
     def _accept(self) -> None:
         assert self._listener is not None
@@ -126,7 +129,7 @@ class TcpTransport(Transport):
 
     def _receive_one(self, connection: socket.socket) -> None:
         serial, count, length = _HEAD.unpack(_read(connection, _HEAD.size))
-        if count > _MAX_DESCRIPTORS or length > self._flat.nbytes:
+        if count > _MAX_DESCRIPTORS or length > self.memory.nbytes:
             raise TransportError("sender announces an impossible slice")
         addresses = np.frombuffer(_read(connection, count * 8), "<u8")
         views = [self._view(int(address), length) for address in addresses]

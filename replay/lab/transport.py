@@ -35,7 +35,7 @@ class Slice:
     """One post: the pages of one chunk in one layer. All descriptors have the same length."""
 
     index: int
-    layer: int
+    layer: int  #: -1: a metadata slot
     source: U64  #: uint64[n] addresses
     destination: U64  #: uint64[n] addresses in the peer
     length: int
@@ -61,6 +61,8 @@ class Transfer:
     written: Event  #: behind the stores of these pages
     slices: tuple[Slice, ...]
     priority: int  #: what is smaller goes first
+    outage: bool = False  #: the sender loses its peer while this is posted
+    slots: tuple[int, int] = (-1, -1)  #: metadata slot here and at the receiver
     on_over: Callable[[], None] = lambda: None
     error: str = ""
     posted: int = 0  #: slices on the wire
@@ -78,16 +80,17 @@ class Wire:
 
 
 class Transport(ABC):
-    """One end of the connection between the pools. ``memory`` is ``uint8[layers, pages, pitch]``, registered as
-    a whole.
+    """One end of the connection between the pools. ``memory`` is ``uint8[layers, pages, pitch]`` and ``metadata``
+    ``uint8[slots, size]``; each is registered as a whole.
     """
 
     #: As it is told to people and to the trace.
     name = ""
 
-    def __init__(self, role: str, memory: U8, wire: Wire, barriers: Barriers) -> None:
+    def __init__(self, role: str, memory: U8, metadata: U8, wire: Wire, barriers: Barriers) -> None:
         self.role = role
         self.memory = memory
+        self.metadata = metadata
         self._wire = wire
         self._barriers = barriers
         self._inbox: queue.SimpleQueue[Transfer | None] = queue.SimpleQueue()
@@ -189,7 +192,10 @@ class Transport(ABC):
             while waiting and pace.may_send(sum(part.size for _, part, _ in flying)):
                 transfer = waiting[0][2]
                 part = transfer.slices[transfer.posted]
-                self._barriers.at("wire.slice", transfer.room, transfer.chunk, part.index)
+                if transfer.outage and flying:
+                    break  # with its peer the library would forget what is on its way to it
+                if not self._barriers.open("wire.slice", transfer.room, transfer.chunk, part.index):
+                    break
                 transfer.posted += 1
                 if transfer.posted == len(transfer.slices):
                     heapq.heappop(waiting)

@@ -30,12 +30,12 @@ def choose(wish: str) -> tuple[str, str]:
     return "tcp", f"{missing}: pages go over a plain TCP connection instead"
 
 
-def create(kind: str, role: str, memory: U8, wire: Wire, barriers: Barriers) -> Transport:
+def create(kind: str, role: str, memory: U8, metadata: U8, wire: Wire, barriers: Barriers) -> Transport:
     """The transport ``kind`` ("nixl" or "tcp") for one side."""
     if kind == "nixl":
         from replay.lab.nixl_transport import NixlTransport
 
-        return NixlTransport(role, memory, wire, barriers)
+        return NixlTransport(role, memory, metadata, wire, barriers)
     from replay.lab.tcp_transport import TcpTransport
 
-    return TcpTransport(role, memory, wire, barriers)
+    return TcpTransport(role, memory, metadata, wire, barriers)

@@ -23,11 +23,13 @@ from replay.kernels.reference import logits_reference
 from replay.lab import model
 from replay.lab.audit import row_hashes
 from replay.lab.barriers import Barriers, timeouts
-from replay.lab.config import Job, LabConfig, pages_for
+from replay.lab.config import PAGE_TOKENS, Job, LabConfig, pages_for
 from replay.lab.control import MAX_MESSAGE, Channel, ControlError, Listener, Message
 from replay.lab.faults import FAULTS, FOREIGN_ITEM, Policy, policy
 from replay.lab.kernels import TILE_HEADS, TILE_ROWS
+from replay.lab.metadata import SLOT_BYTES, MetadataSlots
 from replay.lab.pool import DUMMY_PAGE, PageAllocator, PagedPool, ReadBatch, StoreBatch, StorePart
+from replay.lab.replies import padded
 from replay.lab.stream import Event, Stream
 from replay.lab.transport import Slice, Transfer, Transport, TransportError, Wire
 from replay.lab.transports import choose
@@ -69,6 +71,48 @@ def test_pages_of_another_request_cannot_be_freed() -> None:
     assert pages is not None
     with pytest.raises(RuntimeError, match="not held by room 2"):
         allocator.free(2, 0, pages, "finish")
+
+
+def test_a_shared_page_is_free_once_nobody_holds_it() -> None:
+    allocator = PageAllocator(9)
+    pages = allocator.alloc(1, 0, 3)
+    assert pages is not None
+    assert allocator.share(2, 0, pages[:2]).tolist() == pages[:2].tolist()
+    allocator.free(1, 0, pages, "finish")
+    assert allocator.available == 6, "one of the three; the others are still shared"
+    with pytest.raises(RuntimeError, match="not held by room 3"):
+        allocator.free(3, 0, pages[:2], "finish")
+    allocator.free(2, 0, pages[:2], "finish")
+    assert allocator.available == 8
+    again = allocator.alloc(4, 0, 8)
+    assert again is not None
+    assert len(set(again.tolist())) == 8
+
+
+def test_an_allocator_that_counts_no_sharers_frees_with_the_owner_and_only_then() -> None:
+    allocator = PageAllocator(9, keep_shared=False)
+    pages = allocator.alloc(1, 0, 2)
+    assert pages is not None
+    allocator.share(2, 0, pages)
+    allocator.free(1, 0, pages, "finish")
+    assert allocator.available == 8
+    allocator.free(2, 0, pages, "finish")
+    assert allocator.available == 8
+
+
+def test_a_metadata_slot_keeps_its_room_until_the_next_one_writes() -> None:
+    slots = MetadataSlots(2)
+    first = slots.take(7000, 0)
+    assert slots.read(7000, 0, first) == -1
+    slots.write(7000, 0, first)
+    assert slots.memory[first, :8].view("<i8")[0] == 7000
+    assert slots.address(1) - slots.address(0) == SLOT_BYTES
+    slots.give_back(7000, 0, first)
+    assert slots.take(7001, 0) == first
+    assert slots.read(7001, 0, first) == 7000
+    slots.take(7002, 0)
+    with pytest.raises(RuntimeError, match="metadata_slots is too small"):
+        slots.take(7003, 0)
 
 
 def test_a_stream_runs_in_order_and_an_event_happens_after_its_job() -> None:
@@ -129,9 +173,25 @@ def test_a_barrier_waits_for_its_flag_and_tells_when_it_did_not_come(tmp_path: P
     assert timeouts(tmp_path) == ["c:3"]
 
 
+def test_a_thread_with_other_work_asks_again_until_a_barrier_lets_it_pass(tmp_path: Path) -> None:
+    barriers = Barriers(str(tmp_path), {"a:1": "b:2", "c:3": "never"}, timeout=0.2)
+    assert not barriers.open("a", 1)
+    assert barriers.up("held a:1")
+    barriers.at("b", 2)
+    assert barriers.open("a", 1)
+    assert barriers.up("a:1")
+    assert barriers.open("d", 4), "no rule"
+    assert not barriers.open("c", 3)
+    assert timeouts(tmp_path) == []
+    time.sleep(0.25)
+    assert barriers.open("c", 3)
+    assert timeouts(tmp_path) == ["c:3"]
+
+
 def test_barriers_without_a_folder_do_nothing() -> None:
     begin = time.monotonic()
     Barriers("", {"a:1": "never"}).at("a", 1)
+    assert Barriers("", {"a:1": "never"}).open("a", 1)
     assert time.monotonic() - begin < 1
 
 
@@ -197,7 +257,9 @@ def test_a_library_that_fails_ends_the_round_and_not_only_its_thread(side: str) 
             raise RuntimeError("the library fell over")
 
     told: queue.SimpleQueue[BaseException] = queue.SimpleQueue()
-    transport = Falling("prefill", np.zeros((1, 2, 16), np.uint8), Wire(1e9, 1 << 20), Barriers())
+    transport = Falling(
+        "prefill", np.zeros((1, 2, 16), np.uint8), np.zeros((1, 64), np.uint8), Wire(1e9, 1 << 20), Barriers()
+    )
     transport.on_error = told.put
     addresses = np.zeros(1, np.uint64)
     if side == "sender":
@@ -228,7 +290,7 @@ def test_the_configuration_survives_json() -> None:
         format="fp4", jobs=(Job(7, 300, 5, 12.5), Job(8, 2000, 9, after="x:1")), rules={"a": "b"}
     )
     assert LabConfig.from_json(json.loads(json.dumps(config.to_json()))) == config
-    drawn = LabConfig(seed=3)
+    drawn = LabConfig(seed=3, prefixes=0.5, outages=0.2)
     assert LabConfig.from_json(json.loads(json.dumps(drawn.to_json()))).clients() == drawn.clients()
 
 
@@ -242,11 +304,27 @@ def test_the_configuration_survives_json() -> None:
         {"chunk_tokens": 300},
         {"decode_pages": 8},
         {"jobs": (Job(1, 3, 4),)},
+        {"layers": 2, "apart": 2},
     ],
 )
 def test_sizes_that_cannot_work_are_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(ValueError, match=r"."):
         LabConfig(**wrong)  # type: ignore[arg-type]
+
+
+def test_prefixes_and_outages_leave_the_clients_as_they_are() -> None:
+    plain, more = LabConfig(seed=3).clients(), LabConfig(seed=3, prefixes=0.9, outages=0.3).clients()
+    assert [(j.room, j.tokens, j.new_tokens, j.patience_ms) for j in plain] == [
+        (j.room, j.tokens, j.new_tokens, j.patience_ms) for j in more
+    ]
+    tokens = {job.room: job.tokens for job in more}
+    alike = [job for job in more if job.prefix_of >= 0]
+    assert len(alike) > 20
+    first = {job.room for job in more if job.prefix_of < 0}
+    for job in alike:
+        assert job.prefix_of in first, "of a prompt that is its own"
+        assert 0 < job.prefix_pages * PAGE_TOKENS <= min(tokens[job.prefix_of], job.tokens - 1)
+    assert 10 < sum(job.outage == 0 for job in more) < 50
 
 
 def test_unknown_faults_name_the_known_ones() -> None:
@@ -291,6 +369,23 @@ def _read(pool: PagedPool, rows: int, heads: int = 8) -> tuple[ReadBatch, np.nda
     batch = ReadBatch(0, 1, ((7000, 0),), table, np.array([rows]), query, weights, 64)
     logits, bound = logits_reference(pool.layout, pool.memory[0][table[0]], rows, query[0], weights[0])
     return batch, logits, bound
+
+
+@pytest.mark.parametrize("format_", list(LAYOUTS))
+def test_padding_is_skipped_or_lands_in_the_last_row_of_the_last_page(format_: str) -> None:
+    layout = LAYOUTS[format_]
+    one, rows = np.zeros(1, np.int64), np.arange(1)
+    stored = StorePart(7000, 0, one + 4 * 64, one, one, model.keys(5, 7000, 0, rows))
+    parts = padded((stored,), 0, 8, 5)
+    assert [len(part.slots) for part in parts] == [1, 7]
+    assert padded((stored,), 0, 0, 5) == (stored,)
+    assert padded((), 0, 8, 5) == ()
+    for kind, hit in (("none", []), ("padding-row-written", [11])):
+        pool = PagedPool(layout, 1, 12, policy(kind, layout))
+        pool.store(StoreBatch(0, 1, parts))
+        assert np.flatnonzero(pool.memory[0].any(axis=1)).tolist() == [4, *hit]
+        values = layout.values(pool.memory[0][[11]])[0]
+        assert np.flatnonzero(values.any(axis=1)).tolist() == [63 for _ in hit]
 
 
 @pytest.mark.parametrize("format_", list(LAYOUTS))

@@ -1,4 +1,4 @@
-"""Every fault of the lab, in every format, with five seeds: the verdict against what truly happened.
+"""Every fault of the lab, in every format: the verdict against what truly happened.
 
 The interleaving is held by barriers on the engine's own code path (``replay/lab/forced.py``). All rounds run
 through one pair of processes, and the lab's audit, which no replay reads, is the truth.
@@ -14,10 +14,12 @@ import pytest
 from capture_hooks.layouts import LAYOUTS
 from replay.judge import JudgeOptions, judge
 from replay.lab.audit import Truth
-from replay.lab.forced import forced
+from replay.lab.forced import Forced, forced
 from replay.lab.run import Pair, RunResult
 from replay.trace.reader import open_trace
 from replay.verdict import Verdict
+from tests.integration.lab_deeds import DEEDS
+from tests.integration.lab_rounds import journals
 
 SEEDS = range(5)
 #: Fault of the lab -> code and stage of the verdict.
@@ -42,6 +44,17 @@ ALWAYS = {
     "invalid-top-k": ("F26", "top-k"),
     "wrong-top-k": ("F27", "top-k"),
 }
+#: Faults with a twin that is held at the same points: one seed each.
+TWINNED = {
+    "wrong-page-id-space": ("F04", "descriptor"),
+    "source-overwritten": ("F11", "source"),
+    "component-late": ("F12", "completion"),
+    "failed-transfer-used": ("F13", "wire"),
+    "local-clear": ("F15", "destination"),
+    "freed-page-referenced": ("F16", "destination"),
+    "padding-row-written": ("F23", "store"),
+    "metadata-mix-up": ("F28", "completion"),
+}
 #: What else such a fault leaves behind: the layer that nobody was paired with.
 BESIDES = {"wrong-layer-pairing": {("F01", "descriptor"), ("unclassified", "descriptor")}}
 
@@ -56,7 +69,7 @@ def pair() -> Iterator[Pair]:
 
 def run_round(
     pair: Pair, folder: Path, kind: str, format_: str, seed: int, *, twin: bool
-) -> tuple[RunResult, Verdict, int]:
+) -> tuple[RunResult, Verdict, Forced]:
     """One round, and the verdict on what was captured in it."""
     flags = folder / "flags"
     flags.mkdir(parents=True)
@@ -66,7 +79,7 @@ def run_round(
     assert result.stats["timeouts"] == [], "the interleaving was not forced"
     with open_trace(capture) as trace:
         verdict = judge(trace, JudgeOptions(sample=0))
-    return result, verdict, wanted.room
+    return result, verdict, wanted
 
 
 def places(verdict: Verdict) -> set[Place]:
@@ -106,13 +119,13 @@ def test_the_fault_is_named_where_it_happened_and_its_twin_is_clean(
 ) -> None:
     sure, weak = 0, []
     for seed in SEEDS:
-        result, verdict, room = run_round(pair, tmp_path / f"{seed}", kind, format_, seed, twin=False)
+        result, verdict, made = run_round(pair, tmp_path / f"{seed}", kind, format_, seed, twin=False)
         where = f"seed {seed}: {[(f.code, f.stage, f.confidence, f.request.room) for f in verdict.findings]}"
         assert verdict.verdict == "divergent", (where, verdict.not_judged)
         assert {(finding.code, finding.stage) for finding in verdict.findings} == {EXPECTED[kind]}, where
         assert result.truth is not None
         check_places(kind, verdict, result.truth)
-        mine = [finding for finding in verdict.findings if finding.request.room == room]
+        mine = [finding for finding in verdict.findings if finding.request.room == made.room]
         assert mine, where
         if any(finding.confidence == "certain" for finding in mine):
             sure += 1
@@ -128,12 +141,60 @@ def test_the_fault_is_named_where_it_happened_and_its_twin_is_clean(
     assert sure >= len(SEEDS) - 1, weak
 
 
+@pytest.mark.parametrize("kind", TWINNED)
+@pytest.mark.parametrize("format_", sorted(LAYOUTS))
+def test_the_fault_is_named_and_the_same_interleaving_without_it_is_clean(
+    pair: Pair, tmp_path: Path, format_: str, kind: str
+) -> None:
+    result, verdict, made = run_round(pair, tmp_path / "fault", kind, format_, 1, twin=False)
+    room = made.room
+    where = [(f.code, f.stage, f.confidence, f.request.room, f.layer) for f in verdict.findings]
+    assert verdict.verdict == "divergent", verdict.not_judged
+    assert {(f.code, f.stage) for f in verdict.findings} == {TWINNED[kind]}, where
+    truth = result.truth
+    assert truth is not None
+    assert room in truth.hit
+    if kind == "metadata-mix-up":
+        (finding,) = verdict.findings
+        assert {finding.request.room} == {hit for hit, _ in truth.wrong_metadata}
+        assert not any(truth.bad_at.values())
+    else:
+        assert places(verdict) == truth.bad_at["read"] | truth.bad_at["end"]
+    mine = {f.confidence for f in verdict.findings if f.request.room == room}
+    assert "certain" in mine or verdict.losses, where
+
+    if kind in DEEDS:
+        assert DEEDS[kind](journals(tmp_path / "fault" / "capture"), made)
+
+    result, verdict, made = run_round(pair, tmp_path / "twin", kind, format_, 1, twin=True)
+    assert result.truth is not None
+    assert not result.truth.hit
+    assert verdict.findings == ()
+    assert verdict.verdict == "clean", verdict.not_judged
+    # The transfer fails in the twin too: there the sender says so, and nobody reads.
+    assert (room in result.truth.rooms) == (kind != "failed-transfer-used")
+    assert result.outcomes[room] == ("fail" if kind == "failed-transfer-used" else "finish")
+    if kind in DEEDS:
+        assert not DEEDS[kind](journals(tmp_path / "twin" / "capture"), made)
+
+
+def test_an_error_and_a_metadata_slot_are_seen_over_plain_tcp_too(tmp_path: Path) -> None:
+    with Pair(transport="tcp") as plain:
+        for kind in ("failed-transfer-used", "metadata-mix-up"):
+            result, verdict, made = run_round(plain, tmp_path / kind, kind, "fp8", 2, twin=False)
+            assert result.truth is not None
+            assert result.truth.hit == {made.room}
+            assert {(f.code, f.stage) for f in verdict.findings} == {TWINNED[kind]}
+            assert {f.request.room for f in verdict.findings} == {made.room}
+
+
 @pytest.mark.parametrize("kind", ALWAYS)
 @pytest.mark.parametrize("format_", sorted(LAYOUTS))
 def test_a_fault_that_needs_no_race_is_named_in_every_request_that_it_hits(
     pair: Pair, tmp_path: Path, format_: str, kind: str
 ) -> None:
-    result, verdict, room = run_round(pair, tmp_path, kind, format_, 3, twin=False)
+    result, verdict, made = run_round(pair, tmp_path, kind, format_, 3, twin=False)
+    room = made.room
     where = [(f.code, f.stage, f.confidence, f.request.room, f.layer) for f in verdict.findings]
     assert verdict.verdict == "divergent", verdict.not_judged
     told = {(finding.code, finding.stage) for finding in verdict.findings}
@@ -158,4 +219,4 @@ def test_the_same_load_on_a_right_engine_is_clean(pair: Pair, tmp_path: Path, ki
 def test_the_lab_has_no_fault_that_is_not_tested_here() -> None:
     from replay.lab.faults import FAULTS
 
-    assert set(FAULTS) == set(EXPECTED) | set(ALWAYS) | {"none"}
+    assert set(FAULTS) == set(EXPECTED) | set(ALWAYS) | set(TWINNED) | {"none"}

@@ -151,6 +151,32 @@ def test_f23_a_padding_row_hits_a_row_of_a_page_that_has_arrived(
 
 
 @KEEPS
+@pytest.mark.parametrize(
+    ("drop", "confidence"), [((), "certain"), (("send",), "likely"), (("copy",), "likely")]
+)
+def test_f23_without_an_order_it_is_certain_where_nothing_else_can_have_written(
+    tmp_path: Path, keep: Any, drop: tuple[str, ...], confidence: str
+) -> None:
+    """The store ran on a thread that nothing orders before the look."""
+    scene = Scene(tmp_path, keep=keep, drop=drop)
+    job = arrived(scene)
+    padded(scene.decode, 0, [6 * 64 + 63] * 4, 5, thread=7)
+    (finding,) = looked(scene, job).findings
+    assert (finding.code, finding.confidence) == ("F23", confidence)
+
+
+@KEEPS
+def test_f23_a_row_that_another_store_names_too_needs_the_order(tmp_path: Path, keep: Any) -> None:
+    scene = Scene(tmp_path, keep=keep)
+    job = arrived(scene)
+    slot = np.array([6 * 64 + 63])
+    scene.tell_store(scene.decode, job, 127, slot, scene.step(), thread=7)
+    padded(scene.decode, 0, [6 * 64 + 63] * 4, 5, thread=8)
+    (finding,) = looked(scene, job).findings
+    assert (finding.code, finding.confidence) == ("F23", "likely")
+
+
+@KEEPS
 def test_f23_slot_minus_one_is_the_last_row_of_the_last_page(tmp_path: Path, keep: Any) -> None:
     """The source's own page is the last of the buffer: its last row is replaced between its store and its send."""
     scene = Scene(tmp_path, keep=keep, pages=24)

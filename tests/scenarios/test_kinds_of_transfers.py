@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -221,12 +222,15 @@ def test_the_old_bytes_of_a_loss_have_to_be_known_for_certainty(tmp_path: Path) 
         assert (found.code, found.confidence) == ("F31", confidence)
 
 
-def late_layers(scene: Scene, late: tuple[int, ...], *, apart: bool = True, torn: bool = False) -> Verdict:
+def late_layers(
+    scene: Scene, late: tuple[int, ...], *, apart: bool = True, torn: bool = False, rows: int = 192
+) -> Verdict:
     """Completion is told while the transfer of the ``late`` layers has not landed.
 
-    ``apart``: they have a transfer of their own. ``torn``: a part of them had landed.
+    ``apart``: they have a transfer of their own. ``torn``: a part of them had landed. With fewer ``rows`` than the
+    pages hold, decode has appended one by then.
     """
-    job = ours()
+    job = replace(ours(), rows=rows)
     begun(scene, job)
     first = [(layer, layer) for layer in scene.prefill.layers if layer not in late]
     second = [(layer, layer) for layer in late]
@@ -244,6 +248,9 @@ def late_layers(scene: Scene, late: tuple[int, ...], *, apart: bool = True, torn
                 scene.decode.memory[target].reshape(-1)[to : to + length] = source
     scene.arrive(job)
     scene.read(job)
+    if rows < 192:
+        scene.append(job)
+        scene.read(job)
     scene.land(transfer)
     scene.done(transfer)
     scene.look("LT", job)
@@ -274,6 +281,19 @@ def test_f12_a_whole_buffer_that_arrives_after_the_first_read(
         assert [(p.logical, p.value_rows, p.bytes_differing) for p in finding.pages] == [
             (p.logical, p.value_rows, p.bytes_differing) for p in wanted
         ]
+
+
+@KEEPS
+@pytest.mark.parametrize(("apart", "code"), [(True, "F12"), (False, "F09")])
+def test_f12_what_comes_late_overwrites_the_rows_that_were_appended_by_then(
+    tmp_path: Path, keep: Any, apart: bool, code: str
+) -> None:
+    verdict = late_layers(Scene(tmp_path, layers=range(3), keep=keep), (2,), rows=170, apart=apart)
+    assert {(f.code, f.stage, f.layer, f.confidence) for f in verdict.findings} == {
+        (code, "completion", 2, "certain")
+    }
+    rows = {row for f in verdict.findings for p in f.pages if p.logical == 2 for row in p.value_rows}
+    assert rows == {(0, 42)}, "the prompt's 42, and the one that decode had appended"
 
 
 @KEEPS
