@@ -16,7 +16,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from replay.kernels.reference import decode_pages, logits_of_keys
+from replay.kernels.reference import decode_pages, decode_rows, logits_of_keys
 from replay.recorded import ReadCase
 
 Bool = npt.NDArray[np.bool_]
@@ -110,6 +110,15 @@ class Question:
             rows &= np.asarray(layout.scales(parts).all(axis=2), bool)
         return decode_pages(layout, data), rows
 
+    def rows_at(self, addresses: I64, pages: I64, rows: I64) -> tuple[F64, Bool]:
+        """Keys of row ``rows[i]`` of the page at ``addresses[pages[i]]``: float64[n, dim], and which are known."""
+        layout = self.case.layout
+        data, known = self.memory.gather(addresses, layout.page_bytes)
+        parts = known.view(np.uint8)
+        told = np.asarray(layout.values(parts)[pages, rows].all(axis=1), bool)
+        told &= np.asarray(layout.scales(parts)[pages, rows].all(axis=1), bool)
+        return decode_rows(layout, layout.values(data)[pages, rows], layout.scales(data)[pages, rows]), told
+
 
 def of_bytes(question: Question, seen: Callable[[U8], U8]) -> Keys:
     """Keys of a reader to whom its own pages look like ``seen(pages)``, both uint8[n, page_bytes]."""
@@ -138,16 +147,14 @@ def fits(question: Question, hypotheses: Iterable[Hypothesis]) -> Iterator[Fit]:
     right_pages = np.setdiff1d(np.arange(count), wrong_pages)
     # The fullest wrong page first; the first and the last that are right.
     fullest = wrong_pages[np.argsort(-_per_page(question.wrong, rows)[wrong_pages], kind="stable")]
-    probes = np.unique(np.concatenate([fullest[:_PROBES], right_pages[:1], right_pages[-1:]]))
+    probes = np.concatenate([fullest[:_PROBES], right_pages[:1], right_pages[-1:]])
     rest = np.setdiff1d(np.arange(count), probes)
+    # One page rules out nearly every hypothesis.
+    parts = [fullest[:1], np.setdiff1d(probes, fullest[:1])]
+    parts += [rest[start : start + _CHUNK] for start in range(0, len(rest), _CHUNK)]
     for hypothesis in hypotheses:
         tally = _Tally()
-        if not tally.add(question, hypothesis, probes):
-            continue
-        if all(
-            tally.add(question, hypothesis, rest[start : start + _CHUNK])
-            for start in range(0, len(rest), _CHUNK)
-        ):
+        if all(tally.add(question, hypothesis, part) for part in parts if len(part)):
             fit = tally.fit(hypothesis)
             if fit is not None:
                 yield fit

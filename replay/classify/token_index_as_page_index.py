@@ -78,9 +78,9 @@ def _rows(question: Question, index: I64, *, first: bool) -> Keys:
         known = np.zeros((len(pages), rows), bool)
         for number, page in enumerate(pages.tolist()):
             wanted, back = np.unique(index[page], return_inverse=True)
-            there, told = question.keys_at(buffer.address + wanted * buffer.pitch)
             row = np.zeros(rows, np.int64) if first else np.arange(rows)
-            found[number], known[number] = there[back, row], told[back, row] & (wanted >= 0)[back]
+            there, told = question.rows_at(buffer.address + wanted * buffer.pitch, back, row)
+            found[number], known[number] = there, told & (wanted >= 0)[back]
         return found, known
 
     return keys

@@ -27,6 +27,7 @@ from replay.verdict import Confidence, PageFinding
 from replay.words import counted, verb
 
 I64 = npt.NDArray[np.int64]
+U8 = npt.NDArray[np.uint8]
 
 KIND = Kind(
     code="F30",
@@ -135,22 +136,35 @@ def _cause(
     other = _other_row(case, wrong)
     if other is not None:
         return "unclassified", f"row {other[0]} holds what row {other[1]}'s inputs give", False
-    for name, permutation in hypotheses(case.layout):
-        again = case.data[permutation][None]
-        there = check_store(
-            case.layout,
-            case.inputs,
-            case.layout.values(again)[0][case.rows],
-            case.layout.scales(again)[0][case.rows],
-        )
-        if bool(there.reproduced.all()):
-            return "unclassified", f"the page is reproduced when it is {name}", False
+    name = _layout(case, wrong)
+    if name:
+        return "unclassified", f"the page is reproduced when it is {name}", False
     if old is None:
         # What stood there before is not known: only rows that are the store's own in large part, or nearer to their
         # own inputs than to those of any other row, are not old.
         codes = check.wrong_codes[wrong].mean(axis=1) if check.wrong_codes.size else np.ones(len(wrong))
         return "F30", None, bool((codes < MOSTLY_RIGHT).all()) or _nearest_own(case, wrong)
     return "F30", None, True
+
+
+def _layout(case: StoreCase, wrong: I64) -> str:
+    """The layout, if any, in which all rows of the store are right."""
+    tried = hypotheses(case.layout)
+    pages = np.stack([case.data[permutation] for _, permutation in tried])
+    # A wrong row rules out nearly all of them.
+    alike = _check(case, pages, np.full(len(pages), wrong[0])).reproduced
+    for number in np.flatnonzero(alike).tolist():
+        rows = np.arange(len(case.rows))
+        if bool(_check(case, np.repeat(pages[[number]], len(rows), axis=0), rows).reproduced.all()):
+            return tried[number][0]
+    return ""
+
+
+def _check(case: StoreCase, pages: U8, rows: I64) -> StoreCheck:
+    """What is judged of row ``rows[i]`` of the store if its page were ``pages[i]``."""
+    layout, each, place = case.layout, np.arange(len(rows)), case.rows[rows]
+    values, scales = layout.values(pages)[each, place], layout.scales(pages)[each, place]
+    return check_store(layout, case.inputs.part(rows), values, scales)
 
 
 def _padded(timeline: Timeline, evidence: Evidence, case: StoreCase, wrong: I64) -> bool | None:

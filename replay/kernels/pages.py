@@ -31,10 +31,15 @@ def decode_pages(layout: Layout, pages: U8) -> F64:
     """The keys in pages ``uint8[n, page_bytes]``: ``float64[n, rows, head_dim]``, exact."""
     if pages.ndim != 2 or pages.shape[1] < layout.page_bytes:
         raise ValueError(f"{layout.name} pages have {layout.page_bytes} bytes, not shape {pages.shape}")
-    values: F64 = formats.TABLES[layout.value_type][value_codes(layout, layout.values(pages))]
+    return decode_rows(layout, layout.values(pages), layout.scales(pages))
+
+
+def decode_rows(layout: Layout, stored: U8, stored_scales: U8) -> F64:
+    """Keys of ``uint8[..., value_bytes]`` with ``uint8[..., scale_bytes]``: ``float64[..., head_dim]``, exact."""
+    values: F64 = formats.TABLES[layout.value_type][value_codes(layout, stored)]
     if layout.scale_type == "none":
         return values
-    scales = scale_values(layout, layout.scales(pages))
+    scales = scale_values(layout, stored_scales)
     with np.errstate(invalid="ignore"):
         grouped: F64 = values.reshape(*scales.shape, layout.scale_block) * scales[..., None]
     return grouped.reshape(values.shape)

@@ -6,7 +6,7 @@ None imports torch.
 
 from __future__ import annotations
 
-from replay.kernels.pages import decode_pages
+from replay.kernels.pages import decode_pages, decode_rows
 from replay.kernels.read_reference import (
     TopKViolations,
     logits_of_keys,
@@ -30,6 +30,7 @@ __all__ = [
     "TopKViolations",
     "check_store",
     "decode_pages",
+    "decode_rows",
     "logits_of_keys",
     "logits_reference",
     "rope_rows",

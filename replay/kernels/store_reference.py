@@ -102,7 +102,7 @@ class StoreInputs:
     def __len__(self) -> int:
         return len(self.keys)
 
-    def part(self, rows: slice) -> StoreInputs:
+    def part(self, rows: slice | npt.NDArray[np.int64]) -> StoreInputs:
         """The inputs of some of the rows."""
         return StoreInputs(self.keys[rows], self.rope[rows], self.norm_weight, self.epsilon)
 
