@@ -20,7 +20,7 @@ PAGES = sorted(
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_link_to_a_file_leads_to_one(page: Path) -> None:
     links = re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text())
-    missing = [link for link in links if "://" not in link and not (page.parent / link).exists()]
+    missing = [link for link in links if "://" not in link and not (page.parent / link).is_file()]
 
     assert missing == []
 
