@@ -354,6 +354,11 @@ class Endpoint:
                 types.SimpleNamespace(), req, "differs"
             )
 
+    def endpoint(self, room: int) -> None:
+        """A sender or receiver that has not told the other side anything yet."""
+        kind = self.conn.NixlKVSender if self.role == "prefill" else self.conn.NixlKVReceiver
+        self.ends[room] = kind(self.manager, self.address, room)
+
     # -- prefill -------------------------------------------------------------------------------------------------
 
     def open(self, room: int, pages: int) -> int:

@@ -263,6 +263,48 @@ def test_aborts_acknowledgements_and_rooms_used_again(host: sglang_pair.Host, tm
         assert keys["head"] <= keys["tail"], what
 
 
+def test_both_sides_count_the_attempts_of_a_room_alike(host: sglang_pair.Host, tmp_path: Path) -> None:
+    """Either side may make an endpoint for a room of which the other never hears, and give it up again."""
+    with host.pair(tmp_path, TRANSFER) as pair:
+        pair.prefill.write(pages=[3, 5, 7, 9], seed=1)
+        for page in (10, 11):  # decode announces and gives up, twice; prefill has a request once, which fails
+            pair.decode.receive(room=4, pages=[page])
+            if page == 11:
+                pair.prefill.endpoint(room=4)
+                assert pair.prefill.wait(room=4) == 0
+                assert pair.prefill.failed(room=4)
+            pair.decode.abort(room=4)
+            assert pair.decode.released(room=4)
+            assert "Aborted" in pair.decode.failed(room=4)
+        assert pair.transfer(4, [3, 5], [12, 13], 400) == (4, 4)
+        pair.clear(room=4)
+        for _ in range(2):  # prefill gives up before decode has announced anything
+            pair.prefill.endpoint(room=4)
+            pair.prefill.abort(room=4)
+            assert pair.prefill.failed(room=4)
+        pair.decode.endpoint(room=4)  # and so does decode
+        pair.decode.abort(room=4)
+        assert pair.decode.failed(room=4)
+        pair.decode.receive(room=4, pages=[14])
+        assert pair.prefill.open(room=4, pages=1) == 2
+        pair.prefill.send(room=4, pages=[7], tokens=256)
+        assert pair.prefill.wait(room=4) == pair.decode.wait(room=4) == 4
+        pair.prefill.clear(room=4)  # decode still has it when the next one is announced
+        assert pair.transfer(4, [9], [15], 256) == (4, 4)
+        look_later()
+    events = journals(tmp_path / "capture")
+    assert [(s.room, s.attempt, s.pages.tolist(), s.destination_pages.tolist()) for s in of(events["prefill"], Send)
+            if s.room > 0] == [(4, 2, [3, 5], [12, 13]), (4, 3, [7], [14]), (4, 4, [9], [15])]  # fmt: skip
+    assert [(r.attempt, r.pages.tolist()) for r in of(events["decode"], Receive)] == [
+        (0, [10]), (1, [11]), (2, [12, 13]), (3, [14]), (4, [15])
+    ]  # fmt: skip
+    given_up = {r.attempt for role in events for r in of(events[role], Request) if r.phase in ("abort", "fail")}
+    assert given_up == {0, 1}, "attempts that nobody announced have no number of their own"
+    verdict = verdict_of(tmp_path)
+    assert verdict.verdict == "clean", verdict
+    assert verdict.scope["requests"] == 3
+
+
 def test_four_source_pages_against_three_destination_pages(host: sglang_pair.Host, tmp_path: Path) -> None:
     """SGLang drops the fourth with a line in its log, and both sides report success."""
     with host.pair(tmp_path, TRANSFER) as pair:

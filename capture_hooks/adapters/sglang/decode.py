@@ -136,6 +136,7 @@ class DecodeHooks:
         manager = receiver.kv_mgr
         page_tokens = self._session.buffers.page_tokens or int(manager.kv_args.page_size)
         logical = int(decode_prefix_len or 0) // page_tokens
+        self._session.requests.announce(held)
         pages = np.asarray(kv_indices, np.int64).copy()
         self._session.owners.give(held, logical, pages)
         held.received.update(range(logical, logical + len(pages)))
@@ -198,7 +199,7 @@ class DecodeHooks:
 
     def _aborts(self, receiver: Any, *_: Any, **__: Any) -> None:
         held = self._held(receiver.bootstrap_room)
-        if held is not None:
+        if held is not None and held.agreed:  # else nobody was told of it: its number is still the next one's
             self._recorder.emit(Request(held.room, held.attempt, "abort"))
 
     def _clears(self, receiver: Any, *_: Any, **__: Any) -> None:
@@ -209,7 +210,7 @@ class DecodeHooks:
 
     def _tells_abort(self, receiver: Any, *_: Any, **__: Any) -> None:
         held = self._held(receiver.bootstrap_room)
-        if held is not None:
+        if held is not None and held.agreed:
             manager = receiver.kv_mgr
             self._recorder.emit(TransferState("aborted", room=held.room, attempt=held.attempt))
             self._session.tail("abort", keys.abort(held, manager.local_ip, manager.rank_port))

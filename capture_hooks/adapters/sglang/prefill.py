@@ -47,6 +47,10 @@ HOOKS: tuple[Target, ...] = (
     ),
     Target("CommonKVSender.abort", "request", at(COMMON, "CommonKVSender.abort"), _PREFILL),
     Target("CommonKVSender.clear", "request", at(COMMON, "CommonKVSender.clear"), _PREFILL),
+    Target("TransferInfo.from_zmq", "order", at(NIXL, "TransferInfo.from_zmq"), _PREFILL, ("msg",)),
+    Target(
+        "MooncakeTransferInfo.from_zmq", "order", at(MOONCAKE, "TransferInfo.from_zmq"), _PREFILL, ("msg",)
+    ),
     Target(
         "NixlKVManager.add_transfer_request",
         "order",
@@ -154,9 +158,11 @@ class PrefillHooks:
         wrap("CommonKVSender.clear", before=self._clears)
         wrap("FastQueue.get", after=self._taken)
         if session.transport == "mooncake":
+            wrap("MooncakeTransferInfo.from_zmq", after=self._announced)
             wrap("MooncakeKVManager.add_transfer_request", before=self._queues)
             wrap("MooncakeKVManager.send_kvcache", around=self._posts)
         else:
+            wrap("TransferInfo.from_zmq", after=self._announced)
             wrap("NixlKVManager.add_transfer_request", before=self._queues)
             wrap("NixlKVManager.send_kvcache", around=self._posts)
             wrap("NixlKVManager._await_handles", after=self._settled)
@@ -192,6 +198,10 @@ class PrefillHooks:
         if held is None or not infos:
             return
         event = keywords.get("wait_event") or event
+        if not held.fixed:
+            held.fixed = True
+            if not held.agreed:  # no announcement was seen though there was one: count what is here
+                self._session.requests.announce(held)
         number = self._numbers[held.key] = self._numbers.get(held.key, -1) + 1
         page_tokens = self._session.buffers.page_tokens or int(manager.kv_args.page_size)
         prefix = max(int(getattr(info, "decode_prefix_len", 0) or 0) for info in infos.values())
@@ -239,7 +249,15 @@ class PrefillHooks:
     def _aborts(self, sender: Any, *_: Any, **__: Any) -> None:
         held = self._held(sender.bootstrap_room)
         if held is not None:
-            self._recorder.emit(Request(held.room, held.attempt, "abort"))
+            self._gives_up(held, "abort")
+
+    def _gives_up(self, held: Held, phase: str) -> None:
+        """An announcement that comes from now on is for another attempt. One that decode never announced is not told:
+        its number is still the next one's.
+        """
+        held.fixed = True
+        if held.agreed:
+            self._recorder.emit(Request(held.room, held.attempt, phase))
 
     def _clears(self, sender: Any, *_: Any, **__: Any) -> None:
         """The scheduler is done with the request; its pages are given back now or were before."""
@@ -247,6 +265,7 @@ class PrefillHooks:
         if held is None:
             return
         failed = int(sender.kv_mgr.request_status.get(sender.bootstrap_room, FAILED)) == FAILED
+        held.fixed = True
         if not failed:
             self._recorder.emit(Request(held.room, held.attempt, "finish"))
         self._session.owners.over(held)
@@ -364,7 +383,7 @@ class PrefillHooks:
     def _has_concluded(self, status: Any, _: Any, /, *, bootstrap_room: int, **__: Any) -> None:
         held = self._held(bootstrap_room)
         if held is not None and status is not None and int(status) == FAILED:
-            self._recorder.emit(Request(held.room, held.attempt, "fail"))
+            self._gives_up(held, "fail")
 
     def _tells(self, manager: Any, *, targets: Any, bootstrap_room: int, status: Any, **_: Any) -> None:
         held = self._held(bootstrap_room)
@@ -381,9 +400,17 @@ class PrefillHooks:
             return
         held = self._held(int(bytes(msg[1])))
         if held is not None:
-            if len(msg) > 3:
+            if len(msg) > 3 and held.agreed:
                 self._session.head("abort", keys.abort(held, bytes(msg[2]).decode(), int(bytes(msg[3]))))
-            self._recorder.emit(Request(held.room, held.attempt, "abort"))
+            self._gives_up(held, "abort")
+
+    def _announced(self, info: Any, *_: Any, **__: Any) -> None:
+        name = getattr(info, "agent_name", None) or getattr(info, "mooncake_session_id", "")
+        held = self._session.requests.announced(int(info.room), keys.peer(name))
+        if held is not None:
+            self._recorder.emit(
+                Request(held.room, held.attempt, "start", held.rid, held.tokens, held.rows, held.mark)
+            )
 
     def _acknowledges(self, manager: Any, room: int, target: Any, *__: Any, **___: Any) -> None:
         held = self._session.requests.last_of(int(room))

@@ -33,6 +33,8 @@ class Held:
     tokens: int = -1
     rows: int = -1
     mark: str = ""
+    agreed: bool = False  #: its number counts announcements of its pages: both sides give it the same one
+    fixed: bool = False  #: its number changes no more
     over: bool = False  #: its pages are (being) given back: nobody looks at them any more
     pages: dict[int, int] = field(default_factory=dict)
     received: set[int] = field(default_factory=set)  #: logical pages that were announced to prefill
@@ -67,28 +69,64 @@ def row_of(req: Any) -> int:
 
 
 class Requests:
-    """The requests of one process. Every method may be called from any thread."""
+    """The requests of one process. Every method may be called from any thread.
+
+    A room that comes again is another attempt of it. Either side may make an endpoint for a room that the other never
+    hears of (given up early, timed out), so endpoints are not what is counted: the number of an attempt is the number
+    of times that decode announced destination pages for the room before, which decode sends and prefill reads in one
+    order. An attempt whose pages were not announced yet has the number that it would get.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
-        self._attempts: OrderedDict[int, int] = OrderedDict()
+        self._next: OrderedDict[int, int] = OrderedDict()  # room -> number of its next attempt
+        self._heard: OrderedDict[int, dict[str, int]] = OrderedDict()  # room -> announcements read of each peer
+        self._early: OrderedDict[int, int] = OrderedDict()  # room -> number announced before it was opened here
         self._rooms: dict[int, Held] = {}
         self._pages: dict[int, Held] = {}
         self._last: OrderedDict[int, Held] = OrderedDict()
 
-    def open(self, room: int) -> Held:
-        """A new attempt of ``room``: 0 the first time it is seen, one more each time."""
+    def open(self, room: int, *, local: bool = False) -> Held:
+        """A new attempt of ``room``. ``local``: no other process takes part in it, so it counts here."""
         with self._lock:
-            attempt = self._attempts.pop(room, -1) + 1
-            self._attempts[room] = attempt
-            if len(self._attempts) > _MAX_ROOMS:
-                self._attempts.popitem(last=False)
-            held = self._rooms[room] = Held(room, attempt)
+            early = self._early.pop(room, None)
+            held = self._rooms[room] = Held(room, self._next.get(room, 0) if early is None else early)
+            held.agreed = early is not None
+            if local:
+                held.fixed = True
+                self._count(held)
             self._last.pop(room, None)
             self._last[room] = held
             if len(self._last) > _MAX_LAST:
                 self._last.popitem(last=False)
             return held
+
+    def announce(self, held: Held) -> None:
+        """Destination pages of ``held`` are being announced: its number is settled."""
+        with self._lock:
+            held.attempt = self._next.get(held.room, 0)
+            held.agreed = held.fixed = True
+            self._count(held)
+
+    def announced(self, room: int, peer: str) -> Held | None:
+        """An announcement of ``room`` by ``peer`` was read: it is for the endpoint that is there, or for the next.
+
+        Returns the attempt that has another number now.
+        """
+        with self._lock:
+            peers = self._heard.pop(room, {})
+            number = peers[peer] = peers.get(peer, -1) + 1
+            _put(self._heard, room, peers)
+            _put(self._next, room, max(self._next.get(room, 0), number + 1))
+            held = self._rooms.get(room)
+            if held is None or held.fixed:
+                _put(self._early, room, number)
+                return None
+            before, held.attempt, held.agreed = held.attempt, number, True
+            return held if before != number else None
+
+    def _count(self, held: Held) -> None:
+        _put(self._next, held.room, held.attempt + 1)
 
     def of_room(self, room: int) -> Held | None:
         """The latest attempt of ``room``."""
@@ -126,3 +164,11 @@ class Requests:
                     del self._pages[page]
             if self._rooms.get(held.room) is held:
                 del self._rooms[held.room]
+
+
+def _put(table: OrderedDict[int, Any], room: int, value: Any) -> None:
+    """Set the entry of ``room`` as the newest one, and forget the oldest where there are too many."""
+    table.pop(room, None)
+    table[room] = value
+    if len(table) > _MAX_ROOMS:
+        table.popitem(last=False)

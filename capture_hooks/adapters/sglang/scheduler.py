@@ -63,7 +63,7 @@ class SchedulerHooks:
         room = room_of(req)
         held = self._session.requests.of_room(room)
         if held is None and self._session.role == "server":
-            held = self._session.requests.open(room)
+            held = self._session.requests.open(room, local=True)
             self._learn(held, req)
         return held
 
@@ -91,7 +91,7 @@ class SchedulerHooks:
         """A request that moves nothing (warm-up, health check): marked, so that nobody judges it."""
         room = keywords.get("bootstrap_room", args[2] if len(args) > 2 else None)
         if room is not None:
-            held = self._session.requests.open(int(room))
+            held = self._session.requests.open(int(room), local=True)
             held.mark = "fake"
             self._recorder.emit(Request(held.room, held.attempt, "start", mark="fake"))
 
