@@ -132,6 +132,42 @@ def test_nothing_is_taken_while_a_graph_is_captured(cuda: Any, held: Any) -> Non
     assert not snapshots(recorder, tap)
 
 
+def test_what_a_graph_is_given_is_copied_out_at_each_replay(cuda: Any) -> None:
+    from capture_hooks.taps.graphs import GraphPlaces
+
+    places = GraphPlaces(cuda.device("cuda"))
+    given, pool = cuda.zeros(8, 128, device="cuda"), cuda.zeros(64, 128, device="cuda")
+    side, other = cuda.cuda.Stream(), cuda.cuda.Stream()
+
+    def run() -> None:
+        """As an engine: the kernel is on a stream of its own, and what it is given is nobody's afterwards."""
+        here = cuda.cuda.current_stream()
+        scaled = given * 2
+        other.wait_stream(here)
+        with cuda.cuda.stream(other):
+            pool[:8] = scaled
+            if places.capturing():
+                assert places.put(3, {"kv": scaled}, "about")
+            else:
+                places.reserve(3, {"kv": scaled})
+        here.wait_stream(other)
+        scaled.add_(7)
+
+    graph = cuda.cuda.CUDAGraph()
+    side.wait_stream(cuda.cuda.current_stream())
+    with cuda.cuda.stream(side):
+        run()
+    cuda.cuda.current_stream().wait_stream(side)
+    with cuda.cuda.graph(graph):
+        run()
+    assert places.counters().tolist() == [0], "a capture runs nothing"
+    for number in range(1, 4):
+        given.fill_(number)
+        graph.replay()
+        assert (places.places[3].parts["kv"] == 2 * number).all()
+        assert places.counters().tolist() == [number]
+
+
 def test_the_host_pays_less_than_a_millisecond_for_a_look(cuda: Any, held: Any) -> None:
     recorder, tap, _, _ = held
     times = []

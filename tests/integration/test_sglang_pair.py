@@ -298,7 +298,9 @@ def test_both_sides_count_the_attempts_of_a_room_alike(host: sglang_pair.Host, t
     assert [(r.attempt, r.pages.tolist()) for r in of(events["decode"], Receive)] == [
         (0, [10]), (1, [11]), (2, [12, 13]), (3, [14]), (4, [15])
     ]  # fmt: skip
-    given_up = {r.attempt for role in events for r in of(events[role], Request) if r.phase in ("abort", "fail")}
+    given_up = {
+        r.attempt for role in events for r in of(events[role], Request) if r.phase in ("abort", "fail")
+    }
     assert given_up == {0, 1}, "attempts that nobody announced have no number of their own"
     verdict = verdict_of(tmp_path)
     assert verdict.verdict == "clean", verdict

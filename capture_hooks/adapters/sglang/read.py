@@ -89,6 +89,9 @@ class ReadHooks:
         self._now: _Layer | None = None
         self._whole = True
         steps.on_unseen.append(self.incomplete)
+        steps.on_graph.append(
+            lambda _: self.incomplete("this pass replayed a CUDA graph: no Python of the model ran")
+        )
 
     def incomplete(self, why: str) -> None:
         """The hooks do not see every read any more."""

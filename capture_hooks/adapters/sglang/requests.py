@@ -80,8 +80,12 @@ class Requests:
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._next: OrderedDict[int, int] = OrderedDict()  # room -> number of its next attempt
-        self._heard: OrderedDict[int, dict[str, int]] = OrderedDict()  # room -> announcements read of each peer
-        self._early: OrderedDict[int, int] = OrderedDict()  # room -> number announced before it was opened here
+        self._heard: OrderedDict[int, dict[str, int]] = (
+            OrderedDict()
+        )  # room -> announcements read of each peer
+        self._early: OrderedDict[int, int] = (
+            OrderedDict()
+        )  # room -> number announced before it was opened here
         self._rooms: dict[int, Held] = {}
         self._pages: dict[int, Held] = {}
         self._last: OrderedDict[int, Held] = OrderedDict()

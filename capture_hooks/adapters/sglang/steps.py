@@ -6,8 +6,9 @@ tap, on the stream of the pass: the pages of its requests, those that it wrote (
 store and the read have put by. The rest is worked out when the job arrives on the host, long after the pass;
 records carry the stamps of the launch.
 
-A pass that replays a CUDA graph runs no Python of the model: the hooks on its store and its read see nothing
-of it. Its pages are looked at all the same, as they are when the pass is over.
+A pass that replays a CUDA graph runs no Python of the model: the hooks on its read see nothing of it, and that on
+its store only what it had the graph copy (``taps/graphs.py``). Its pages are looked at all the same, as they are
+when the pass is over.
 """
 
 from __future__ import annotations
@@ -47,7 +48,6 @@ HOOKS: tuple[Target, ...] = (
 )
 
 _MAX_KNOWN = 8192  #: requests whose reads are counted
-_GRAPHS = "this pass replayed a CUDA graph: no Python of the model ran"
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +116,9 @@ class Steps:
         self.graphs = 0  #: passes that replayed a graph
         #: Told the reason, when a pass is not followed for the first time.
         self.on_unseen: list[Callable[[str], None]] = []
+        #: Told each pass that is followed, when it begins; and when it is over, where it replayed a graph.
+        self.on_begin: list[Callable[[Step], None]] = []
+        self.on_graph: list[Callable[[Step], None]] = []
         #: Told the model runner, at the first pass.
         self.on_runner: list[Callable[[Any], None]] = []
         self._number = 0
@@ -187,6 +190,8 @@ class Steps:
         key = f"{self.session.role}{self.session.rank}.step.{step.number}"
         self.recorder.emit(Order("queue", key, "tail"))
         self.recorder.emit(Order("queue", key, "head"), stream=step.line)
+        for tell_begin in self.on_begin:
+            tell_begin(step)
         return step
 
     def _tap_of(self, runner: Any) -> DeviceTap | None:
@@ -225,7 +230,8 @@ class Steps:
             return
         if graph:
             self.graphs += 1
-            self.unseen(_GRAPHS)
+            for tell_graph in self.on_graph:
+                tell_graph(step)
         self._pages(step, tap, runner, batch)
         for close in step.closing:
             close()

@@ -12,18 +12,21 @@ of the memory. A call of one closes the rung: the hook on the store is not compl
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from capture_hooks.adapters.sglang.plans import Span, written_rows
+from capture_hooks.adapters.sglang.plans import Span, Written, written_rows
 from capture_hooks.adapters.sglang.steps import Row, Step, Steps
 from capture_hooks.adapters.sglang.versions import Target, at
+from capture_hooks.codec import StampTuple
 from capture_hooks.events import Store, StoreParams
 
 if TYPE_CHECKING:
     from capture_hooks.adapters.sglang.session import Session
+    from capture_hooks.taps.graphs import GraphPlaces
 
 _COMPRESSOR = "layers.attention.dsv4.compressor_v2"
 _POOL = "mem_cache.deepseek_v4_memory_pool"
@@ -49,6 +52,7 @@ _OTHERS = {
     "enable_memory_saver": "memory that is released and resumed",
     "enable_hisparse": "pages swapped in from the host",
 }
+_UNCOPIED = "a CUDA graph was replayed whose stores are not copied out of it"
 #: Elements of a row of index-K; rows of the latent cache have more.
 _HEAD_DIM = 128
 _ROPE_DIM = 64
@@ -71,7 +75,10 @@ class StoreHooks:
         self.recorder = session.recorder
         self._params: set[int] = set()  # buffers whose constants were told
         self._whole = True
+        self._graphs: GraphPlaces | None = None
         steps.on_unseen.append(self.incomplete)
+        steps.on_begin.append(self.begins)
+        steps.on_graph.append(self.replayed)
         steps.on_runner.append(self.look_for_others)
 
     def incomplete(self, why: str) -> None:
@@ -112,38 +119,46 @@ class StoreHooks:
         """Around the launch of the fused store."""
         mark = self.recorder.mark()
         found = original(kv, plan, *args, **keywords)
-        step = self.steps.now
-        if step is not None:
-            with self.recorder.guard("sglang.store"):
-                if kv.shape[-1] == _HEAD_DIM:
-                    self._stored(step, kv, plan, keywords, mark)
+        with self.recorder.guard("sglang.store"):
+            if kv.shape[-1] == _HEAD_DIM:
+                step = self.steps.now
+                if step is not None:
+                    self._stored(step, kv, plan, keywords, self.recorder.stamp(mark, step.line))
+                else:
+                    self._unfollowed(kv, plan, keywords)
         return found
 
-    def _stored(self, step: Step, kv: Any, plan: Any, given: dict[str, Any], mark: Any) -> None:
+    # -- a pass that runs Python ---------------------------------------------------------------------------------
+
+    def _stored(self, step: Step, kv: Any, plan: Any, given: dict[str, Any], stamp: StampTuple) -> None:
         buffer = self.session.buffers.of_address(int(given["kvcache"].data_ptr()))
         if buffer is None or not buffer.judged:
             self.incomplete("a store into a buffer that is not in the inventory")
             return
-        step.stores.add(buffer.number)
-        ratio, decode = int(plan.compress_ratio), bool(plan.is_decode)
+        about = _About(int(plan.compress_ratio), bool(plan.is_decode), given["freq_cis"], given["norm_weight"],
+                       float(given["norm_eps"]))  # fmt: skip
         at_plan = step.take_once("plan", plan[1])
         at_slots = step.take_once("slots", given["out_loc"])
-        kept = [row for row in step.rows if self._kept(row)]
+        self._take(step, buffer.number, kv, plan[1], about, at_plan, at_slots, stamp)
+
+    def _take(
+        self, step: Step, number: int, kv: Any, rows: Any, about: _About, at_plan: int, at_slots: int, stamp: StampTuple
+    ) -> None:  # fmt: skip
+        """Put by what one store was given, where it is kept; the record is made when it has arrived."""
+        step.stores.add(number)
         at_keys = at_rope = at_weight = -1
-        if kept and len(kv):
+        if any(self._kept(row) for row in step.rows) and len(kv):
             at_keys = step.job.take(kv.float())
-            at_rope = self._rope(step, plan, given["freq_cis"], ratio)
-            if buffer.number not in self._params:
-                self._params.add(buffer.number)
-                at_weight = step.job.take(given["norm_weight"].float())
-        epsilon = float(given["norm_eps"])
-        stamp = self.recorder.stamp(mark, step.line)
+            at_rope = _rope(step, rows, about)
+            if number not in self._params:
+                self._params.add(number)
+                at_weight = step.job.take(about.weight.float())
 
         def finish(step: Step, arrays: list[npt.NDArray[Any]]) -> None:
             if at_weight >= 0:
                 weight = np.array(arrays[at_weight], np.float32)
-                self.recorder.emit_at(StoreParams(buffer.number, weight, epsilon, _ROPE_DIM), stamp)
-            written = _rows(step, arrays, at_plan, at_slots, decode, ratio)
+                self.recorder.emit_at(StoreParams(number, weight, about.epsilon, _ROPE_DIM), stamp)
+            written = _rows(step, arrays, at_plan, at_slots, about)
             for row in step.rows:
                 mine = written.of(row.index)
                 if not len(mine.row):
@@ -151,11 +166,12 @@ class StoreHooks:
                 inputs: dict[str, Any] = {}
                 # The angles were taken at the position that the plan names: they are the right ones only
                 # where it is right.
-                if at_keys >= 0 and self._kept(row) and np.array_equal(mine.position, mine.row * ratio):
+                right = np.array_equal(mine.position, mine.row * about.ratio)
+                if at_keys >= 0 and self._kept(row) and right:
                     inputs = {"keys": arrays[at_keys][mine.plan], "rope": arrays[at_rope][mine.plan]}
                 self.recorder.emit_at(
                     Store(
-                        row.held.room, row.held.attempt, buffer.number, step.number, buffer.number, mine.slot,
+                        row.held.room, row.held.attempt, number, step.number, number, mine.slot,
                         mine.position, mine.row, **inputs,
                     ),
                     stamp,
@@ -163,19 +179,56 @@ class StoreHooks:
 
         step.parts.append(finish)
 
-    def _rope(self, step: Step, plan: Any, freq_cis: Any, ratio: int) -> int:
-        """(cos, sin) of each pair at the position of each row of the plan: float32[n, 64]; taken once a
-        pass.
-        """
-        key = ("rope", int(plan[1].data_ptr()), int(freq_cis.data_ptr()))
-        if key not in step.once:
-            import torch
+    # -- a pass that replays a graph -----------------------------------------------------------------------------
 
-            table = torch.view_as_real(freq_cis).flatten(-2)
-            words = plan[1].view(torch.int32)
-            position = (words[:, 0].long() - ratio).clamp(0, table.shape[0] - 1)
-            step.once[key] = step.job.take(table.index_select(0, position).float())
-        return step.once[key]
+    def _unfollowed(self, kv: Any, plan: Any, given: dict[str, Any]) -> None:
+        """A warm-up makes room for what a graph of decode steps will be given; its capture has it copied there."""
+        if not plan.is_decode or not self.recorder.options.tap("store"):
+            return
+        buffer = self.session.buffers.of_address(int(given["kvcache"].data_ptr()))
+        if buffer is None or not buffer.judged:
+            return
+        if self._graphs is None:
+            from capture_hooks.taps.graphs import GraphPlaces
+
+            self._graphs = GraphPlaces(kv.device)
+        parts = {"kv": kv, "plan": plan[1], "slots": given["out_loc"]}
+        if not self._graphs.capturing():
+            self._graphs.reserve(buffer.number, parts)
+            return
+        about = _About(int(plan.compress_ratio), True, given["freq_cis"], given["norm_weight"],
+                       float(given["norm_eps"]))  # fmt: skip
+        self._graphs.put(buffer.number, parts, about)
+
+    def begins(self, step: Step) -> None:
+        """A pass begins: the counters of graphs before it."""
+        if self._graphs is not None and self._graphs.captured:
+            step.extra["graphs before"] = step.job.take(self._graphs.counters())
+
+    def replayed(self, step: Step) -> None:
+        """The pass has replayed a graph: take what the graph has copied, behind it on its stream."""
+        if self._graphs is None or "graphs before" not in step.extra:
+            self.incomplete(_UNCOPIED)
+            return
+        places = {number: place for number, place in self._graphs.places.items() if place.about is not None}
+        if set(places) < {buffer.number for buffer in self.session.buffers.judged}:
+            self.incomplete(_UNCOPIED)
+            return
+        at_before, at_after = step.extra["graphs before"], step.job.take(self._graphs.counters())
+
+        def check(step: Step, arrays: list[npt.NDArray[Any]]) -> None:
+            if (arrays[at_after] - arrays[at_before] != 1).any():
+                step.extra["graphs"] = "not copied"
+                self.incomplete(_UNCOPIED)
+
+        step.parts.append(check)
+        count = 1 + max(row.index for row in step.rows)
+        stamp = self.recorder.stamp(None, step.line)
+        for number, place in places.items():
+            kv, rows, slots = (place.parts[name][:count] for name in ("kv", "plan", "slots"))
+            self._take(step, number, kv, rows, place.about, step.job.take(rows), step.job.take(slots), stamp)
+
+    # -- what is kept --------------------------------------------------------------------------------------------
 
     def _kept(self, row: Row) -> bool:
         """Whether the inputs of this request's stores are kept."""
@@ -187,10 +240,33 @@ class StoreHooks:
         )
 
 
-def _rows(
-    step: Step, arrays: list[npt.NDArray[Any]], at_plan: int, at_slots: int, decode: bool, ratio: int
-) -> Any:
+@dataclass(frozen=True, slots=True)
+class _About:
+    """What a store is given beside its tensors of one pass: ``freq_cis`` and ``weight`` outlive it."""
+
+    ratio: int
+    decode: bool
+    freq_cis: Any
+    weight: Any
+    epsilon: float
+
+
+def _rope(step: Step, rows: Any, about: _About) -> int:
+    """(cos, sin) of each pair at the position of each row of the plan: float32[n, 64]; taken once a pass."""
+    key = ("rope", int(rows.data_ptr()), int(about.freq_cis.data_ptr()))
+    if key not in step.once:
+        import torch
+
+        table = torch.view_as_real(about.freq_cis).flatten(-2)
+        position = (rows.view(torch.int32)[:, 0].long() - about.ratio).clamp(0, table.shape[0] - 1)
+        step.once[key] = step.job.take(table.index_select(0, position).float())
+    return step.once[key]
+
+
+def _rows(step: Step, arrays: list[npt.NDArray[Any]], at_plan: int, at_slots: int, about: _About) -> Written:
     """Rows written by a plan, worked out once for all layers that share it."""
+    if step.extra.get("graphs") == "not copied":
+        return Written(*(np.zeros(0, np.int64) for _ in Written.__slots__))
     key = ("rows", at_plan, at_slots)
     if key not in step.extra:
         spans = [Span(row.index, row.start, row.before, row.length) for row in step.rows]
@@ -198,7 +274,8 @@ def _rows(
             arrays[at_plan],
             np.array(arrays[at_slots], np.int64).reshape(-1),
             spans,
-            decode=decode,
-            ratio=ratio,
+            decode=about.decode,
+            ratio=about.ratio,
         )
-    return step.extra[key]
+    found: Written = step.extra[key]
+    return found
