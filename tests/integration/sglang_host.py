@@ -146,19 +146,21 @@ class Endpoint:
     """One side. Its public methods are the commands of a test."""
 
     def __init__(
-        self, role: str, port: int, pages: int, leave_out: int = -1, fp4: bool = False, state: bool = False
-    ) -> None:
+        self, role: str, port: int, pages: int, leave_out: int = -1, fp4: bool = False, state: bool = False,
+        device: str = "cpu", engine_device: str = "cpu",
+    ) -> None:  # fmt: skip
         import torch
         from sglang.srt.plugins import load_plugins
         from sglang.srt.runtime_context import SpawnRanks, get_parallel, publish
         from sglang.srt.server_args import ServerArgs
 
         torch.set_num_threads(1)
-        self.role, self.address = role, f"127.0.0.1:{port}"
+        self.role, self.address, self.device = role, f"127.0.0.1:{port}", device
         load_plugins()  # as every process of SGLang does, first of all
-        relabel_vram()
+        if device == "cpu":
+            relabel_vram()
         self.arguments = ServerArgs(
-            model_path="dummy", device="cpu", host="127.0.0.1", disaggregation_mode=role,
+            model_path="dummy", device=engine_device, host="127.0.0.1", disaggregation_mode=role,
             disaggregation_transfer_backend="nixl", disaggregation_bootstrap_port=port,
         )  # fmt: skip
         publish(self.arguments, role="scheduler", ranks=SpawnRanks(world_rank=0, dp_rank=None, gpu_id=0))
@@ -185,7 +187,7 @@ class Endpoint:
                 max_num_reqs=4, swa_size=1024, c4_size=tokens // 4, c128_size=tokens // 128, c4_state_pool_size=64,
                 c128_state_pool_size=512, page_size=PAGE, swa_page_size=PAGE, dtype=torch.float8_e4m3fn,
                 c4_state_dtype=torch.float32, c128_state_dtype=torch.float32, qk_nope_head_dim=448,
-                qk_rope_head_dim=64, indexer_head_dim=128, layer_num=len(RATIOS), device="cpu",
+                qk_rope_head_dim=64, indexer_head_dim=128, layer_num=len(RATIOS), device=self.device,
                 enable_memory_saver=False, compression_ratios=RATIOS,
             )  # fmt: skip
         finally:
@@ -227,7 +229,8 @@ class Endpoint:
         k.aux_data_ptrs, k.aux_data_lens, k.aux_item_lens = self.meta.get_buf_infos()
         k.ib_device, k.gpu_id = None, 0
         setup_state_kv_args(k, pool, None, total_kv_layers=len(RATIOS), req_to_token_pool=None)
-        k.kv_data_mem_kinds = ["DRAM"] * len(lists[0])
+        if self.device == "cpu":
+            k.kv_data_mem_kinds = ["DRAM"] * len(lists[0])
         if not state:
             for name in list(vars(k)):
                 if name.startswith("state_"):
@@ -461,12 +464,13 @@ class Endpoint:
 
 def serve(link: Connection, role: str, options: dict[str, Any], environ: dict[str, str], log: str) -> None:
     """The life of one endpoint; never returns."""
-    handle = os.open(log, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
-    os.dup2(handle, 1)
-    os.dup2(handle, 2)
+    if log:
+        handle = os.open(log, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
+        os.dup2(handle, 1)
+        os.dup2(handle, 2)
     os.environ.update(environ)
     try:
-        endpoint = Endpoint(role, **options)
+        endpoint = _kind(options.pop("kind", ""))(role, **options)
         link.send(("ok", os.getpid()))
         while True:
             name, keywords = link.recv()
@@ -485,9 +489,23 @@ def serve(link: Connection, role: str, options: dict[str, Any], environ: dict[st
     os._exit(0)  # the manager's threads are no daemons
 
 
+def _kind(name: str) -> type[Endpoint]:
+    """``Endpoint``, or the class of it that ``"module:Class"`` names."""
+    if not name:
+        return Endpoint
+    module, _, attribute = name.partition(":")
+    found: type[Endpoint] = getattr(importlib.import_module(module), attribute)
+    return found
+
+
+def say_where() -> None:
+    """Everything on the loopback."""
+    os.environ |= {"SGLANG_HOST_IP": "127.0.0.1", "UCX_NET_DEVICES": "lo", "NIXL_LOG_LEVEL": "ERROR"}
+
+
 def main(address: str) -> None:
     """Commands on the link: ("fork", role, options, environ, log, address of the endpoint's own link)."""
-    os.environ |= {"SGLANG_HOST_IP": "127.0.0.1", "UCX_NET_DEVICES": "lo", "NIXL_LOG_LEVEL": "ERROR"}
+    say_where()
     link = Client(address)
     preload()
     link.send(("ready", len(threading.enumerate())))

@@ -21,15 +21,15 @@ import subprocess
 import sys
 import tempfile
 import time
-import tomllib
 import urllib.request
 from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[2]
-sys.path.insert(0, str(HERE))
+sys.path[:0] = [str(HERE), str(HERE.parent)]
 import faults  # noqa: E402
+import plug  # noqa: E402
 
 WORK = Path(os.environ.get("PAIR_WORK", Path(tempfile.gettempdir()) / "kv-replay-pair"))
 SERVER = [
@@ -56,24 +56,14 @@ def say(line: str) -> None:
 BEGAN = time.monotonic()
 
 
-def entry_points(folder: Path, name: str, lines: str) -> None:
-    """What an installed distribution leaves beside its code."""
-    info = folder / f"{name}-0.1.dist-info"
-    info.mkdir(parents=True, exist_ok=True)
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 0.1\n")
-    (info / "entry_points.txt").write_text(f"[sglang.srt.plugins]\n{lines}\n")
-
-
 def plug_ins(with_faults: bool) -> Path:
     """A folder with the entry points of the stand-ins and of kv-replay as its project file declares it."""
     folder = WORK / ("plug-faults" if with_faults else "plug")
     folder.mkdir(parents=True, exist_ok=True)
-    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]
-    mine = "\n".join(f"{name} = {value}" for name, value in declared["sglang.srt.plugins"].items())
-    entry_points(folder, "kv_replay", mine)
-    entry_points(folder, "pair_shim", "pair_shim = shim:register")
+    plug.kv_replay(folder)
+    plug.entry_points(folder, "pair_shim", "pair_shim = shim:register")
     if with_faults:
-        entry_points(folder, "pair_faults", "pair_faults = faults:register")
+        plug.entry_points(folder, "pair_faults", "pair_faults = faults:register")
     return folder
 
 
