@@ -374,6 +374,16 @@ class Endpoint:
         sender.init(pages, 0)
         return int(sender.poll())
 
+    def heard(self, room: int, pages: list[int], seconds: float = 20.0) -> bool:
+        """Wait until the announcement of these pages has been read; what decode said before it has been, too."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            infos = self.manager.transfer_infos.get(room, {})
+            if any(info.dst_kv_indices.tolist() == pages for info in list(infos.values())):
+                return True
+            time.sleep(0.001)
+        return False
+
     def send(
         self, room: int, pages: list[int], tokens: int, event: bool = False, happened: bool = False
     ) -> None:

@@ -269,6 +269,7 @@ def test_both_sides_count_the_attempts_of_a_room_alike(host: sglang_pair.Host, t
         pair.prefill.write(pages=[3, 5, 7, 9], seed=1)
         for page in (10, 11):  # decode announces and gives up, twice; prefill has a request once, which fails
             pair.decode.receive(room=4, pages=[page])
+            assert pair.prefill.heard(room=4, pages=[page])
             if page == 11:
                 pair.prefill.endpoint(room=4)
                 assert pair.prefill.wait(room=4) == 0
