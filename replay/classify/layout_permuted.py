@@ -21,9 +21,10 @@ from capture_hooks.layouts import Layout
 from replay.bisect import Case
 from replay.classify.base import Evidence, Explanation, Kind, claims, halves, in_words, unit_mask
 from replay.classify.hypotheses import Hypothesis, Question, of_bytes
-from replay.classify.page_layouts import hypotheses, row_orders, same_bytes
+from replay.classify.page_layouts import hypotheses, same_bytes, unit_orders
 from replay.classify.undelivered import look
 from replay.verdict import RunnerUp
+from replay.words import counted
 
 Bool = npt.NDArray[np.bool_]
 I64 = npt.NDArray[np.int64]
@@ -31,8 +32,8 @@ U8 = npt.NDArray[np.uint8]
 
 #: Bytes that must fit only thanks to the permutation: fewer fit by chance.
 ENOUGH_BYTES = 64
-#: Rows that must fit only thanks to their order, where only digests were kept.
-ENOUGH_ROWS = 8
+#: Units (a row's values or its scale word) that must fit only thanks to their order, where only digests were kept.
+ENOUGH_UNITS = 8
 #: Pages that must fit one unnamed permutation: the more, the fewer bytes look alike in all of them.
 ENOUGH_PAGES = 3
 #: Pages that are compared for it.
@@ -43,11 +44,13 @@ _PROBE = 61
 KIND = Kind(
     code="F07",
     shows=(
-        "every byte of the source page is there, in one other order that is the same for all pages; at the read: "
+        "every byte of the source page is there, in one other order that is the same for all pages (without bytes: "
+        "every row that this order leaves whole, in all pages); at the read: "
         "the logits are those of the right bytes in another order"
     ),
     certain=(
-        "the order is that of a known layout, or the descriptors' own; nothing is left unexplained; at the read: "
+        "the order is that of a known layout, or the descriptors' own; its bytes were kept, or it moves whole rows; "
+        "nothing is left unexplained; at the read: "
         "pages and table were the same before and after the kernel, no other misreading fits"
     ),
     best=claims(digest="certain", pages="certain"),
@@ -70,7 +73,7 @@ def explain(case: Case, evidence: Evidence, bad: Bool, stage: str) -> Explanatio
     said = _descriptors(case, evidence) if stage == "RC" else None
     if right is None or seen is None or len(right) != len(seen) or len(right) != case.layout.page_bytes:
         if said is None:
-            return _rows_moved(case, bad, expected, stage)
+            return _units_moved(case, evidence, bad, expected, stage)
         return _told(case, bad & _moved(case, said), bad, said, expected, stage, bytes_fit=None)
     if said is not None and _fits(case, right, seen, said):
         return _told(case, bad & _moved(case, said), bad, said, expected, stage, bytes_fit=True)
@@ -92,6 +95,7 @@ def _told(
     *,
     bytes_fit: bool | None,
     name: str = "",
+    seen: str = "",
 ) -> Explanation | None:
     if not explained.any():
         return None
@@ -105,6 +109,11 @@ def _told(
         if bytes_fit
         else f"{in_words(values, scales)} are there in another order ({name})"
     ]
+    if seen:
+        lines = [
+            f"{in_words(values, scales)} differ; {seen} lie where a page {name} has them",
+            "the other rows are cut up by that layout: without bytes they cannot be followed",
+        ]
     if bytes_fit:
         lines.append("an order-free checksum of the page is that of its source")
     sure = permutation is not None and bool((explained == bad).all())
@@ -121,19 +130,49 @@ def _told(
     )
 
 
-def _rows_moved(case: Case, bad: Bool, expected: str, stage: str) -> Explanation | None:
-    """Whole rows in another order: their digests show it without bytes."""
-    if len(case.units[expected]) != len(case.units[stage]):
-        return None
-    rows = case.layout.rows
-    for name, order in row_orders(rows):
-        both = np.concatenate([order, rows + order])
-        judged = case.valid & case.valid[both]
-        moved = case.units[expected][both]
-        enough = halves(judged & (moved != case.units[expected]))[0].sum() >= ENOUGH_ROWS
-        if enough and bool((moved == case.units[stage])[judged].all()):
-            return _told(case, bad, bad, both, expected, stage, bytes_fit=None, name=name)
+def _units_moved(case: Case, evidence: Evidence, bad: Bool, expected: str, stage: str) -> Explanation | None:
+    """Rows and scale words in another order: their digests show it without bytes.
+
+    Where a layout moves whole rows the page tells it alone. One that cuts rows leaves only some units whole: all pages
+    of the request must agree in them, and none may keep a row that it cuts.
+    """
+    for name, order in unit_orders(case.layout):
+        whole = bool((order >= 0).all())
+        pages = [case] if whole else _alike(case, evidence, expected, stage)
+        counts = [_followed(page, order, expected, stage) for page in pages]
+        rows, words = (sum(numbers) for numbers in zip(*counts, strict=True))
+        # Scale words repeat: alone they tell nothing.
+        moved = rows if whole else rows + words
+        if min(counts) < (0, 0) or not rows or moved < ENOUGH_UNITS:
+            continue
+        if whole:
+            return _told(case, bad, bad, order, expected, stage, bytes_fit=None, name=name)
+        seen = (
+            f"{counted(moved, 'row or scale word', 'rows and scale words')} in {counted(len(pages), 'page')}"
+        )
+        return _told(case, bad, bad, None, expected, stage, bytes_fit=None, name=name, seen=seen)
     return None
+
+
+def _alike(case: Case, evidence: Evidence, expected: str, stage: str) -> list[Case]:
+    """The pages of the request that differ, in every buffer of this format."""
+    found = evidence.siblings.buffers(case).values() if evidence.siblings is not None else ()
+    pages = [page for _, cases in found for page in cases if page.layout == case.layout]
+    return [page for page in pages if page.has(expected, stage)] or [case]
+
+
+def _followed(case: Case, order: I64, expected: str, stage: str) -> tuple[int, int]:
+    """Units (values, scales) that are right only by ``order``; (-1, -1) where one that it tells of is not."""
+    right, seen, known = case.units[expected], case.units[stage], order >= 0
+    if len(right) != len(seen) or len(right) != len(order):
+        return -1, -1
+    source = np.where(known, order, np.arange(len(order)))
+    judged = case.valid & case.valid[source]
+    values, scales = halves(judged & known & (right[source] != right))
+    kept, _ = halves(judged & ~known & (right == seen))
+    if bool((right[source] != seen)[judged & known].any()) or bool(kept.any()):
+        return -1, -1
+    return int(values.sum()), int(scales.sum())
 
 
 def _fits(case: Case, right: U8, seen: U8, permutation: I64) -> bool:

@@ -85,6 +85,32 @@ def hypotheses(layout: Layout) -> tuple[tuple[str, I64], ...]:
     return tuple(found)
 
 
+@lru_cache(maxsize=16)
+def unit_orders(layout: Layout) -> tuple[tuple[str, I64], ...]:
+    """(name, order) of each hypothesis as far as digests can follow it.
+
+    ``order``, ``int64[2 * rows]``, is the unit (a row's values; behind all of these its scale word) that each unit
+    holds whole, -1 where its bytes are pieces.
+    """
+    rows = layout.rows
+
+    def order(permutation: I64) -> I64:
+        found = np.full(2 * rows, -1, np.int64)
+        if not layout.scale_bytes:
+            found[rows:] = np.arange(rows, 2 * rows)
+        for first, base, size in ((0, 0, layout.value_bytes), (rows, layout.scale_base, layout.scale_bytes)):
+            if not size:
+                continue
+            source = permutation[base : base + rows * size].reshape(rows, size)
+            unit, inside = np.divmod(source[:, 0] - base, size)
+            whole = (inside == 0) & (unit >= 0) & (unit < rows)
+            whole &= (source == source[:, :1] + np.arange(size)).all(axis=1)
+            found[first : first + rows][whole] = first + unit[whole]
+        return found
+
+    return tuple((name, order(permutation)) for name, permutation in hypotheses(layout))
+
+
 def same_bytes(first: U8, second: U8) -> bool:
     """Whether two pages hold the same bytes in any order (an order-free checksum cannot tell them apart)."""
     if len(first) != len(second):

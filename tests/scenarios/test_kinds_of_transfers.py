@@ -108,9 +108,9 @@ def repacked(scene: Scene, permutation: Any, *, when: str = "wire", rows: int = 
     scene.send(job)
 
     def repack() -> None:
-        memory = scene.decode.memory[0]
-        for page in job.decode:
-            memory[page] = memory[page][permutation]
+        for memory in scene.decode.memory.values():
+            for page in job.decode:
+                memory[page] = memory[page][permutation]
 
     if when == "wire":
         repack()
@@ -151,6 +151,51 @@ def test_f07_by_digest_alone_is_left_unclassified(tmp_path: Path) -> None:
     verdict = repacked(Scene(tmp_path, keep="digests"), permutation)
     assert {f.code for f in verdict.findings} <= {"F31", "unclassified"}
     assert all(f.confidence != "certain" for f in verdict.findings)
+
+
+INTERLEAVED = "written as interleaved rows"
+
+
+@pytest.mark.parametrize("when", ["wire", "later"])
+@pytest.mark.parametrize("format", ["fp8", "fp4"])
+@SCALES
+def test_f07_by_digest_where_the_layout_leaves_some_rows_whole(
+    tmp_path: Path, scales: pattern.Scales, format: str, when: str
+) -> None:
+    scene = Scene(tmp_path, format=format, scales=scales, keep="digests", layers=(0, 1))
+    verdict = repacked(scene, dict(hypotheses(layout(format)))[INTERLEAVED], when=when)
+    how: dict[str, Any] = {"room": 7000, "layers": (0, 1), "confidence": "likely"}
+    for finding in expect(verdict, "F07", "layout-permuted", "descriptor", **how):
+        assert finding.rule == f"the page is {INTERLEAVED}"
+
+
+def whole_row(pages: U8, right: U8) -> None:
+    """A row that the layout leaves whole is another's."""
+    pages[1, 17 * 64 : 18 * 64] = right[1, 20 * 64 : 21 * 64]
+
+
+def cut_row(pages: U8, right: U8) -> None:
+    """A row that the layout cuts up is in its place."""
+    pages[1, 5 * 64 : 6 * 64] = right[1, 5 * 64 : 6 * 64]
+
+
+def foreign_page(pages: U8, right: U8) -> None:
+    """A page holds what nobody wrote."""
+    pages[2] = np.random.default_rng(7).integers(1, 120, pages.shape[1])
+
+
+@pytest.mark.parametrize("change", [whole_row, cut_row, foreign_page])
+def test_f07_by_digest_needs_every_page_to_agree(tmp_path: Path, change: Callable[[U8, U8], None]) -> None:
+    scene = Scene(tmp_path, format="fp4", keep="digests")
+    job = begun(scene)
+    scene.send(job)
+    memory = scene.decode.memory[0]
+    right = memory[job.decode].copy()
+    pages = right[:, dict(hypotheses(layout("fp4")))[INTERLEAVED]]
+    change(pages, right)
+    memory[job.decode] = pages
+    ended(scene, job)
+    assert {finding.code for finding in verdict_of(scene).findings} == {"unclassified"}
 
 
 def test_f07_one_order_for_all_pages_that_no_layout_has(tmp_path: Path) -> None:
