@@ -69,6 +69,10 @@ site: $(VENV)/.ready-docs  ## Build the documents into build/site, with warnings
 	@$(BIN)/python -m sphinx -n -W --keep-going -q -E -c docs -d build/doctrees . build/site
 	@echo "build/site/index.html"
 
+.PHONY: notebooks
+notebooks: venv  ## Run the notebooks and write them with their output and pictures
+	$(BIN)/python notebooks/render.py
+
 .PHONY: clean
 clean:  ## Remove caches, build outputs and the demo's files (.venv stays)
 	rm -rf build dist demo .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache *.egg-info

@@ -7,19 +7,20 @@
 # from one to the other. It takes some twenty seconds and no GPU. The races are free: every number below is of this run,
 # and yours will differ.
 #
-# Open it as a notebook (Jupyter with jupytext, or an editor that knows `# %%` cells), or run it with
-# `.venv/bin/python`. Captures and pictures go into the current folder, or into `OUT`.
+# `bf16_story.ipynb` is this with the output of a run, for reading and for Jupyter; `bf16_story.py` runs with
+# `.venv/bin/python`. What it writes goes into the current folder, or into `OUT`.
 
 # %%
 import os
 from dataclasses import replace
 from pathlib import Path
 
-from analysis import diff, plots
+from analysis import diff
 from analysis.diff.ownership import page_of
 from analysis.pictures import picture, rate_picture
 from analysis.report import verdict_text
 from analysis.timeline_text import page_entries, page_title, timeline_text
+from figures import show
 from replay.judge import JudgeOptions, judge
 from replay.lab.config import LabConfig
 from replay.lab.run import Pair
@@ -30,9 +31,9 @@ OUT = Path(os.environ.get("OUT", "."))
 # %% [markdown]
 # ## Record at 4 and at 60 requests at a time
 #
-# The same clients both times: they ask, read their reply, and some lose their patience and go away. The fault is a
-# policy of the engine, on its ordinary path; no code looks at the load. Should a round at 60 hit nobody, which a free
-# race may do, another one follows. (`replay demo --format bf16` is the same at full size.)
+# The same clients both times (at 4, the first 32 of the 64): they ask, read their reply, and some lose their patience
+# and go away. The fault is a policy of the engine, on its ordinary path; no code looks at the load. Should a round at
+# 60 hit nobody, which a free race may do, another one follows. (`replay demo --format bf16` is the same at full size.)
 
 # %%
 load = LabConfig(
@@ -77,7 +78,7 @@ with Pair() as pair:
 # %%
 few = diff.Rate(4, len(rounds[0].truth.rooms), len(rounds[0].truth.hit))
 many = diff.Rate(60, sum(len(r.truth.rooms) for r in rounds[1:]), sum(len(r.truth.hit) for r in rounds[1:]))
-plots.save(rate_picture([few, many], "the lab in bf16").figure, OUT / "bf16-rates.png")
+show(rate_picture([few, many], "the lab in bf16").figure, OUT / "bf16-rates.png")
 assert many.hit / many.requests > few.hit / few.requests, "the load no longer brings the fault about"
 
 # %% [markdown]
@@ -117,17 +118,17 @@ assert {"store", "wire", "read-kernel"} <= set(verdict.cleared)
 
 # %%
 drawn = picture("grid", trace, verdict)
-plots.save(drawn.figure, OUT / "bf16-grid.png")
+show(drawn.figure, OUT / "bf16-grid.png")
 print(drawn.said)
 
 # %% [markdown]
 # ## Which bytes?
 #
-# The whole page. The difference has no border at 8,448 bytes, where a size left over from fp8 would cut it.
+# All of its rows. The difference has no border at 8,448 bytes, where a size left over from fp8 would cut it.
 
 # %%
 drawn = picture("bytes", trace, verdict)
-plots.save(drawn.figure, OUT / "bf16-bytes.png")
+show(drawn.figure, OUT / "bf16-bytes.png")
 print(drawn.said)
 
 # %% [markdown]
@@ -139,7 +140,7 @@ print(drawn.said)
 
 # %%
 drawn = picture("ownership", trace, verdict)
-plots.save(drawn.figure, OUT / "bf16-ownership.png")
+show(drawn.figure, OUT / "bf16-ownership.png")
 print(drawn.said)
 
 # %% [markdown]

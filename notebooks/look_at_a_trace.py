@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 
 from analysis.diff import busiest_request, stage_grid
-from analysis.plots import save
 from analysis.plots import stage_grid as draw
 from analysis.report import verdict_text
 from analysis.timeline_text import request_entries, timeline_text
 from capture_hooks.layouts import layout
+from figures import show
 from replay.judge import judge
 from replay.trace.reader import open_trace
 
@@ -48,7 +48,7 @@ print(timeline_text(trace, f"room {room}", request_entries(trace, room, attempt)
 grid = stage_grid(trace, verdict, room, attempt)
 if grid is not None:
     out = Path(os.environ.get("OUT", "."), "stages.png")
-    save(draw(grid, f"{verdict.verdict.upper()}\nroom {room}"), out)
+    show(draw(grid, f"{verdict.verdict.upper()}\nroom {room}"), out)
     print(out)
 
 # %% [markdown]

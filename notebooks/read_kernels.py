@@ -5,8 +5,8 @@
 # your own on caches that were captured from a running pair. Triton runs on its interpreter where there is no GPU; all
 # of it takes some twenty seconds.
 #
-# Open it as a notebook (Jupyter with jupytext, or an editor that knows `# %%` cells), or run it with
-# `.venv/bin/python`. The capture and the pictures go into the current folder, or into `OUT`.
+# `read_kernels.ipynb` is this with the output of a run, for reading and for Jupyter; `read_kernels.py` runs with
+# `.venv/bin/python`. What it writes goes into the current folder, or into `OUT`.
 
 # %%
 import contextlib
@@ -17,9 +17,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from analysis.plots import save, style
+from analysis.plots import style
 from analysis.report import verdict_text
 from capture_hooks.layouts import layout
+from figures import show
 from replay.judge import JudgeOptions, judge
 from replay.kernels import launch
 from replay.kernels.reference import logits_reference
@@ -107,7 +108,7 @@ ax.set_xlabel(
 ax.set_ylabel("rows", fontsize=8)
 style.title(figure, f"How far the logits are from the float64 reference\n{len(plain):,} rows of bf16 pages")
 style.legend(figure, ax.get_legend_handles_labels()[0])
-save(figure, OUT / "read-errors.png")
+show(figure, OUT / "read-errors.png")
 
 # %% [markdown]
 # ## On captured caches
@@ -218,7 +219,7 @@ style.title(
     f"Your kernel on a captured read\nroom {int(reads['room'][row])}, {seen.rows} rows in {len(seen.pages)} pages",
 )
 style.legend(figure, ax.get_legend_handles_labels()[0])
-save(figure, OUT / "read-own-kernel.png")
+show(figure, OUT / "read-own-kernel.png")
 assert (distance[:64] <= 1).all()
 assert (distance[64:] > 1).mean() > 0.9
 

@@ -4,8 +4,8 @@
 # An engine that kv-replay has never seen, a prefill and a decode side in sixty lines of numpy, is recorded with the tap
 # functions until a verdict is clean, and until another names a fault. It takes a few seconds.
 #
-# Open it as a notebook (Jupyter with jupytext, or an editor that knows `# %%` cells), or run it with
-# `.venv/bin/python`. The captures and pictures go into the current folder, or into `OUT`.
+# `record_an_engine.ipynb` is this with the output of a run, for reading and for Jupyter; `record_an_engine.py` runs
+# with `.venv/bin/python`. What it writes goes into the current folder, or into `OUT`.
 
 # %%
 import os
@@ -15,7 +15,6 @@ from pathlib import Path
 
 import numpy as np
 
-from analysis import plots
 from analysis.pictures import picture
 from analysis.report import verdict_text
 from capture_hooks.events import (
@@ -34,6 +33,7 @@ from capture_hooks.options import Options
 from capture_hooks.recorder import Recorder
 from capture_hooks.taps.methods import Hooks
 from capture_hooks.taps.pages import look
+from figures import show
 from replay.judge import JudgeOptions, judge
 from replay.trace.merge import merge
 from replay.trace.reader import open_trace
@@ -305,7 +305,7 @@ assert [page.value_rows for page in finding.pages] == [((32, 63),), ((32, 63),)]
 # %%
 for kind in ("grid", "bytes"):
     drawn = picture(kind, trace, verdict)
-    plots.save(drawn.figure, OUT / f"engine-{kind}.png")
+    show(drawn.figure, OUT / f"engine-{kind}.png")
     print(drawn.said)
 
 # %% [markdown]

@@ -2,17 +2,20 @@
 # # A tour on a small trace
 #
 # `tour.h5` beside this file holds three requests of a prefill/decode pair; one of them went wrong. Nothing here needs a
-# GPU. Open it as a notebook (Jupyter with jupytext, or an editor that knows `# %%` cells), or run it:
-# `.venv/bin/python notebooks/tour.py`. The pictures go into the current folder, or into `OUT`.
+# GPU.
+#
+# `tour.ipynb` is this with the output of a run, for reading and for Jupyter; `tour.py` runs with `.venv/bin/python`.
+# What it writes goes into the current folder, or into `OUT`.
 
 # %%
 import os
 from pathlib import Path
 
-from analysis import diff, plots
+from analysis import diff
 from analysis.pictures import picture
 from analysis.report import verdict_text
 from analysis.timeline_text import request_entries, timeline_text
+from figures import show
 from replay.judge import JudgeOptions, judge
 from replay.trace.reader import open_trace
 
@@ -36,7 +39,7 @@ print(verdict_text(verdict))
 
 # %%
 drawn = picture("grid", trace, verdict)
-plots.save(drawn.figure, OUT / "tour-grid.png")
+show(drawn.figure, OUT / "tour-grid.png")
 print(drawn.said)
 
 # %% [markdown]
@@ -52,7 +55,7 @@ page = diff.page_bytes(
 )
 assert page is not None
 print(f"{page.differing:,} bytes differ between {page.stages[0]} and {page.stages[1]}")
-plots.save(picture("bytes", trace, verdict).figure, OUT / "tour-bytes.png")
+show(picture("bytes", trace, verdict).figure, OUT / "tour-bytes.png")
 
 # %% [markdown]
 # ## In which order?
@@ -62,7 +65,7 @@ plots.save(picture("bytes", trace, verdict).figure, OUT / "tour-bytes.png")
 
 # %%
 print(timeline_text(trace, "room 12", request_entries(trace, 12)))
-plots.save(picture("ownership", trace, verdict).figure, OUT / "tour-ownership.png")
+show(picture("ownership", trace, verdict).figure, OUT / "tour-ownership.png")
 
 # %% [markdown]
 # ## Pass it on

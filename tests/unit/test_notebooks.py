@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 from replay.judge import JudgeOptions, judge
 from replay.trace.reader import open_trace
@@ -13,6 +17,13 @@ from tests.scenarios.scene import Scene
 from tests.scenarios.test_s2_late_foreign_write import overtaken
 
 ROOT = Path(__file__).parents[2]
+STALE = "run 'make notebooks', or .venv/bin/python notebooks/render.py"
+
+_spec = importlib.util.spec_from_file_location("render", ROOT / "notebooks/render.py")
+assert _spec is not None
+assert _spec.loader is not None
+render = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(render)
 
 
 def test_a_trace_can_be_looked_at_in_a_notebook(tmp_path: Path) -> None:
@@ -51,6 +62,7 @@ def run(script: str, folder: Path, *args: str) -> str:
 
 def test_the_tour_runs_on_the_trace_that_comes_with_it(tmp_path: Path) -> None:
     told = run("tour.py", tmp_path)
+    assert told == printed("tour"), STALE
 
     assert "DIVERGENT  completion: completion early (F09), certain" in told
     assert "bytes differ between store and arrival" in told
@@ -67,6 +79,26 @@ def test_the_tours_trace_is_small_and_what_its_script_writes(tmp_path: Path) -> 
     with open_trace(shipped) as old, open_trace(tmp_path / "tour.h5") as new:
         assert judge(old, JudgeOptions(reexecute=False)) == judge(new, JudgeOptions(reexecute=False))
         assert old.contents.digests.tolist() == new.contents.digests.tolist()
+
+
+def printed(name: str) -> str:
+    """What the rendered notebook shows as printed."""
+    made = json.loads((ROOT / f"notebooks/{name}.ipynb").read_text())
+    outputs = [output for cell in made["cells"] for output in cell.get("outputs", ())]
+    return "".join("".join(output["text"]) for output in outputs if output["output_type"] == "stream")
+
+
+@pytest.mark.parametrize("name", render.NAMES)
+def test_a_rendered_notebook_has_the_cells_of_its_source_and_its_pictures(name: str) -> None:
+    shipped = json.loads((ROOT / f"notebooks/{name}.ipynb").read_text())
+    drawn = 0
+    for cell in shipped["cells"]:
+        for output in cell.get("outputs", ()):
+            drawn += "image/png" in output.get("data", ())
+        if cell["cell_type"] == "code":
+            cell["outputs"] = []
+    assert shipped == render.notebook(name, {}), STALE
+    assert drawn >= 2
 
 
 def pictures(folder: Path) -> set[str]:
@@ -90,6 +122,7 @@ def test_the_read_kernels_are_judged_on_made_up_and_on_captured_caches(tmp_path:
 
 def test_an_engine_of_ones_own_is_recorded_to_a_clean_verdict_and_to_its_fault(tmp_path: Path) -> None:
     told = run("record_an_engine.py", tmp_path)
+    assert told == printed("record_an_engine"), STALE
 
     assert "CLEAN  every judged rung agrees" in told
     assert "DIVERGENT  completion: completion early (F09), certain" in told
