@@ -61,7 +61,9 @@ def notebooks(text: str) -> str:
         if cell:
             told = " ".join(line[2:] for line in cell[2].splitlines())
             first = re.split(r"(?<=[.?]) (?=[A-Z])", told)[0]
-            lines.append(f"- [{cell[1]}](../notebooks/{path.name}): {first}")
+            shown = path.with_suffix(".ipynb")
+            output = f" ([with its output](../notebooks/{shown.name}))" if shown.exists() else ""
+            lines.append(f"- [{cell[1]}](../notebooks/{path.name}){output}: {first}")
     return _between(text, "from the notebooks", "\n".join(lines))
 
 
