@@ -46,7 +46,7 @@ def explain(case: Case, evidence: Evidence, bad: Bool, stage: str) -> Explanatio
     if source == "":
         return None
     later, healed = arrived_later(case, source, bad)
-    early = _early(case, evidence)
+    early = told_early(case, evidence)
     if early == "proven" and case.has("RC-"):
         # Still old at every later look, and the transfer was not over when success was told.
         healed = healed | (bad & case.same("RC", "RC-"))
@@ -102,7 +102,7 @@ def overwrote(case: Case, evidence: Evidence, bad: Bool, stage: str) -> Explanat
     Pages travel whole. What arrives after reading has begun brings the source's bytes past the prompt as well.
     """
     source = next((stage for stage in ("SE+", "SE") if case.has(stage)), "")
-    if source == "" or not case.has("RD") or not _early(case, evidence):
+    if source == "" or not case.has("RD") or not told_early(case, evidence):
         return None
     over = bad & case.same("RD", source)
     if not halves(over)[0].any():
@@ -117,7 +117,7 @@ def overwrote(case: Case, evidence: Evidence, bad: Bool, stage: str) -> Explanat
         observed="RD",
         evidence=(
             f"{span(values)}: appended by the reading side, then overwritten by the source's bytes",
-            _WORDS[_early(case, evidence)],
+            _WORDS[told_early(case, evidence)],
         ),
         runner_up=RunnerUp("F14", "the bytes are those of the request's own source page"),
     )
@@ -155,7 +155,7 @@ def reads_of(case: Case, source: str, healed: Bool) -> tuple[bool, bool]:
     return torn, clean
 
 
-def _early(case: Case, evidence: Evidence) -> str:
+def told_early(case: Case, evidence: Evidence) -> str:
     """How the senders' words of success lie to the end of their transfers, in the order of the protocol.
 
     "proven": a transfer that brings the page was over after all of them had told. "open": they told, and no order puts

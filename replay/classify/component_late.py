@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from replay.bisect import Case
 from replay.classify.base import Evidence, Explanation, Kind, claims
-from replay.classify.completion_early import arrived_later, reads_of
+from replay.classify.completion_early import arrived_later, reads_of, told_early
 from replay.classify.completion_early import overwrote as overwrote_by_its_own
 from replay.classify.undelivered import still_old
 from replay.verdict import RunnerUp
@@ -27,7 +27,7 @@ KIND = Kind(
     code="F12",
     shows=(
         "at completion all pages of a buffer hold their old bytes, other buffers of the request are whole, and a later "
-        "look shows the buffer complete"
+        "look shows the buffer complete, or completion was told before its transfer was over"
     ),
     certain=(
         "the buffer's transfers are not those of the whole buffers; theirs were over before completion was told, its "
@@ -52,6 +52,8 @@ def explain(case: Case, evidence: Evidence, bad: Bool, stage: str) -> Explanatio
     if case.slot not in late or not mine or not theirs or mine & theirs:
         return None
     later, healed = arrived_later(case, source, bad)
+    if not later and told_early(case, evidence) == "proven":
+        healed = bad & still_old(case, bad)  # nobody looked once it was there
     if not healed.any():
         return None
     torn, clean = reads_of(case, source, healed)
@@ -61,7 +63,9 @@ def explain(case: Case, evidence: Evidence, bad: Bool, stage: str) -> Explanatio
     lines = [
         f"at completion (RC) every page of {_listed(names)} held its old bytes; {len(whole)} other "
         f"buffer{'s' if len(whole) > 1 else ''} of the request were whole",
-        f"{later} shows the source's bytes: the buffer arrived later",
+        f"{later} shows the source's bytes: the buffer arrived later"
+        if later
+        else "completion was told before its transfer was over, and no later look shows it there",
         f"its transfer ({_numbers(evidence, mine)}) is not theirs ({_numbers(evidence, theirs)})"
         + (", which was over before completion was told" if over else ""),
     ]

@@ -75,6 +75,7 @@ WIRE_KINDS: tuple[Classifier, ...] = (
 DESTINATION_KINDS: tuple[Classifier, ...] = (
     truncated_copy.explain,
     late_foreign_write.explain,
+    wrong_page_id_space.landed,
     wrong_item_length.overwritten,
     *LOCAL_KINDS,
     freed_page_referenced.explain,
@@ -140,6 +141,7 @@ def _wire(case: Case, evidence: Evidence) -> Iterator[Explanation]:
         freed_page_referenced.explain,
         sent_before_written.torn,
         late_foreign_write.explain,
+        wrong_page_id_space.landed,
         sent_before_written.late_look,
     )
     descriptors = DESCRIPTOR_KINDS if case.delivery == "wrong" else ()

@@ -61,7 +61,7 @@ def _donor(
     if other in (case.request, -1) or int(pieces.start[piece]) != int(pieces.source_start[piece]):
         return None
     source, source_page = int(pieces.source[piece]), int(pieces.source_page[piece])
-    snapshot = _source_snapshot(case, evidence, send, source, source_page)
+    snapshot = source_look(case, evidence, send, source, source_page)
     if snapshot < 0:
         return None
     snaps = timeline.snapshots
@@ -135,7 +135,7 @@ def _donor(
     )
 
 
-def _source_snapshot(case: Case, evidence: Evidence, send: int, source: int, page: int) -> int:
+def source_look(case: Case, evidence: Evidence, send: int, source: int, page: int) -> int:
     """Row of the SE snapshot that shows what ``send`` read from ``page``, -1 where none was taken."""
     snaps = case.timeline.snapshots
     transfer = int(evidence.descriptors.sends["transfer"][send])

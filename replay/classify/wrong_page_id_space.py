@@ -10,11 +10,14 @@ import numpy as np
 import numpy.typing as npt
 
 from replay.bisect import Case
-from replay.classify.base import Evidence, Explanation, Kind, claims
+from replay.classify.base import Evidence, Explanation, Kind, claims, halves, span
+from replay.classify.late_foreign_write import source_look
 from replay.classify.undelivered import look, still_old
-from replay.verdict import Confidence, RunnerUp
+from replay.units import units_of
+from replay.verdict import Confidence, Donor, RunnerUp
 
 Bool = npt.NDArray[np.bool_]
+I64 = npt.NDArray[np.int64]
 
 KIND = Kind(
     code="F04",
@@ -34,7 +37,10 @@ KIND = Kind(
 def explain(case: Case, evidence: Evidence, bad: Bool, stage: str) -> Explanation | None:
     """All of ``bad`` where the page's own bytes went to a page that is not the request's."""
     found = look(case, evidence)
-    if found is None or len(found.here) or not len(found.leaving):
+    if found is None or not len(found.leaving):
+        return None
+    own_ids = _ids_of_the_sender(case, evidence, found.every)
+    if len(found.here) and not own_ids:
         return None
     pieces = evidence.descriptors.pieces
     whole = (
@@ -46,12 +52,14 @@ def explain(case: Case, evidence: Evidence, bad: Bool, stage: str) -> Explanatio
     if not whole.all():
         return None
     landed = int(pieces.page[found.leaving[0]])
-    if case.timeline.alloc_row(case.process, case.request, landed) is not None:
+    given = case.timeline.alloc_row(case.process, case.request, landed) is not None
+    if given and not own_ids:
         return None  # one of its own pages: the pages are permuted, not foreign
     old = still_old(case, bad)
     sure = bool((old == bad).all()) and evidence.covers(case.process, "alloc")
     confidence: Confidence = "certain" if sure else "likely"
     same = " (its own id of it)" if landed == found.source_page else ""
+    whose = "which is another of the request's" if given else "which the request was never given"
     return Explanation(
         code="F04",
         stage="descriptor",
@@ -60,10 +68,75 @@ def explain(case: Case, evidence: Evidence, bad: Bool, stage: str) -> Explanatio
         expected=next(stage for stage in ("SE", "SE+", "ST") if case.has(stage)),
         observed="RC",
         evidence=(
-            f"the sender's page {found.source_page} was written to page {landed}{same}, which the request was never "
-            f"given; its page is {case.page}",
+            f"the sender's page {found.source_page} was written to page {landed}{same}, {whose}; its page is "
+            f"{case.page}",
             *(("that page holds what was there before the transfer",) if confidence == "certain" else ()),
         ),
         rule="destination ids are the sender's own" if same else None,
         runner_up=RunnerUp("F02", "the source page was sent, to another page"),
     )
+
+
+def _ids_of_the_sender(case: Case, evidence: Evidence, every: I64) -> bool:
+    """Whether all transfers of the request go to the ids of their source pages, and some to a page not its own."""
+    pieces = evidence.descriptors.pieces
+    pages = pieces.page[every]
+    mine = [
+        case.timeline.alloc_row(case.process, case.request, page) is not None for page in set(pages.tolist())
+    ]
+    return bool((pages == pieces.source_page[every]).all()) and not all(mine)
+
+
+def landed(case: Case, evidence: Evidence, bad: Bool, stage: str) -> Explanation | None:
+    """Units of ``bad`` in a page to which another request's transfer went that was never given it."""
+    timeline, pieces = case.timeline, evidence.descriptors.pieces
+    if not evidence.covers(case.process, "alloc"):
+        return None
+    earlier = "RC" if stage in ("LT", "RD") and case.has("RC") else "RC-"
+    fresh = bad & ~case.same(stage, earlier) if case.has(earlier) else bad
+    for piece in evidence.descriptors.touching(case.buffer.number, case.page).tolist():
+        other, send = int(pieces.request[piece]), int(pieces.send[piece])
+        source, source_page = int(pieces.source[piece]), int(pieces.source_page[piece])
+        whole = int(pieces.start[piece]) == int(pieces.source_start[piece]) == 0
+        if other in (case.request, -1) or not whole or int(pieces.stop[piece]) != case.layout.page_bytes:
+            continue
+        if timeline.alloc_row(case.process, other, case.page) is not None:
+            continue
+        look_at = source_look(case, evidence, send, source, source_page)
+        if look_at < 0:
+            continue
+        snaps = timeline.snapshots
+        units = units_of(timeline, snaps.content[[look_at]])[0]
+        if len(units) != len(bad):
+            continue
+        same = case.units[stage] == units
+        if not halves(fresh & same)[0].any():
+            continue
+        explained = bad & same
+        room, posted = timeline.requests[other][0], timeline.moment("send", send)
+        order = timeline.order
+        after = case.has(earlier) and order.before(case.moment(earlier), case.moment(stage))
+        sure = after and evidence.covers(posted.process, "send") and bool((explained == bad).all())
+        layer = timeline.slots[int(snaps.slot[look_at])][1]
+        logical = int(snaps.logical[look_at])
+        values, _ = halves(explained)
+        return Explanation(
+            code="F04",
+            stage="descriptor",
+            confidence="certain" if sure else "likely",
+            explained=explained,
+            expected=earlier
+            if earlier == "RC"
+            else next((n for n in ("SE", "SE+", "ST") if case.has(n)), stage),
+            observed=stage,
+            evidence=(
+                f"{stage} of page {case.page} holds the source bytes of room {room}'s logical page {logical} "
+                f"({span(values)}: equal by digest)",
+                f"room {room}'s transfer {int(evidence.descriptors.sends['transfer'][send])} names this page, which "
+                f"room {room} was never given",
+            ),
+            donor=Donor(room, layer, logical),
+            rule="destination ids are the sender's own" if source_page == case.page else None,
+            runner_up=RunnerUp("F14", "the writer never owned the page"),
+        )
+    return None

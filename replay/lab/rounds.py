@@ -127,8 +127,10 @@ def _settled(draw: random.Random, first: int) -> tuple[tuple[Job, ...], str]:
 
 
 def wrong_page_id_space(draw: random.Random, first: int) -> Round:
-    """Nothing is held. The sender's pool is so small that its ids are pages which decode has given to nobody."""
-    return replace(unheld(draw, first), sizes={"prefill_pages": 16})
+    """Nothing is held. With a small pool the sender's ids are pages that decode has given to nobody; with a larger one
+    some are other requests' pages, or others of the same request.
+    """
+    return replace(unheld(draw, first), sizes={"prefill_pages": draw.choice((16, 40, 48))})
 
 
 def source_overwritten(draw: random.Random, first: int) -> Round:

@@ -85,7 +85,10 @@ class Agent:
         return answer
 
     def check_xfer_state(self, handle: Handle) -> str:
-        return self.answers.pop(0) if self.answers else "PROC"
+        answer = self.answers.pop(0) if self.answers else "PROC"
+        if answer == "RAISE":
+            raise RuntimeError("the peer is gone")
+        return answer
 
     def release_xfer_handle(self, handle: Handle) -> None:
         self.calls.append("release")
@@ -308,6 +311,21 @@ def test_a_transfer_that_fails_later_is_told_once(recording: Recording, agent_cl
     agent.check_xfer_state(handle)
     agent.check_xfer_state(handle)
     assert [state.state for state in kinds(recording.events(), TransferState)] == ["posted", "error"]
+
+
+def test_a_transfer_whose_peer_is_gone_is_an_error_that_the_library_raises(
+    recording: Recording, agent_class: type[Agent]
+) -> None:
+    agent = agent_class()
+    handle = agent.initialize_xfer("WRITE", DescList([(1, 2, 0)]), DescList([(3, 2, 0)]), "right")
+    agent.transfer(handle)
+    agent.answers = ["RAISE", "RAISE"]
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="the peer is gone"):
+            agent.check_xfer_state(handle)
+    agent.release_xfer_handle(handle)
+    states = [(state.state, state.detail) for state in kinds(recording.events(), TransferState)]
+    assert states == [("posted", ""), ("error", "RuntimeError"), ("released", "")]
 
 
 def test_a_handle_from_before_capture_makes_the_send_hook_incomplete(

@@ -268,12 +268,18 @@ def test_the_old_bytes_of_a_loss_have_to_be_known_for_certainty(tmp_path: Path) 
 
 
 def late_layers(
-    scene: Scene, late: tuple[int, ...], *, apart: bool = True, torn: bool = False, rows: int = 192
+    scene: Scene,
+    late: tuple[int, ...],
+    *,
+    apart: bool = True,
+    torn: bool = False,
+    rows: int = 192,
+    lands: bool = True,
 ) -> Verdict:
     """Completion is told while the transfer of the ``late`` layers has not landed.
 
     ``apart``: they have a transfer of their own. ``torn``: a part of them had landed. With fewer ``rows`` than the
-    pages hold, decode has appended one by then.
+    pages hold, decode has appended one by then. Without ``lands`` the request is over before they do.
     """
     job = replace(ours(), rows=rows)
     begun(scene, job)
@@ -296,10 +302,14 @@ def late_layers(
     if rows < 192:
         scene.append(job)
         scene.read(job)
+    if not lands:
+        scene.look("LT", job)
+        scene.free(scene.decode, job)
     scene.land(transfer)
     scene.done(transfer)
-    scene.look("LT", job)
-    scene.read(job)
+    if lands:
+        scene.look("LT", job)
+        scene.read(job)
     return verdict_of(scene)
 
 
@@ -339,6 +349,15 @@ def test_f12_what_comes_late_overwrites_the_rows_that_were_appended_by_then(
     }
     rows = {row for f in verdict.findings for p in f.pages if p.logical == 2 for row in p.value_rows}
     assert rows == {(0, 42)}, "the prompt's 42, and the one that decode had appended"
+
+
+@KEEPS
+@pytest.mark.parametrize(("apart", "code"), [(True, "F12"), (False, "F09")])
+def test_f12_a_buffer_that_comes_after_the_request_is_over(
+    tmp_path: Path, keep: Any, apart: bool, code: str
+) -> None:
+    verdict = late_layers(Scene(tmp_path, layers=range(3), keep=keep), (2,), lands=False, apart=apart)
+    assert {(f.code, f.layer, f.confidence) for f in verdict.findings} == {(code, 2, "certain")}
 
 
 @KEEPS

@@ -44,6 +44,50 @@ def test_f04_the_sender_uses_its_own_page_ids(tmp_path: Path, keep: Any) -> None
     expect_named(verdict_of(scene), "F04", "descriptor", pages=(0, 1, 2))
 
 
+def hit_by_other_ids(scene: Scene) -> Job:
+    """The sender writes to its own page ids, two of which are pages of a request that has arrived."""
+    other = scene.healthy(Job(7003, 3, 100, [30, 31], [21, 22]))
+    job = begun(scene)
+    scene.send(job, destination=[21, 22, 23])
+    ended(scene, job)
+    return other
+
+
+@KEEPS
+def test_f04_names_the_request_whose_pages_were_hit_too(tmp_path: Path, keep: Any) -> None:
+    scene = Scene(tmp_path, keep=keep)
+    other = hit_by_other_ids(scene)
+    scene.read(other)
+    findings = verdict_of(scene).findings
+    assert {(f.code, f.stage, f.confidence) for f in findings} == {("F04", "descriptor", "certain")}
+    hit = {(f.request.room, page.logical): page.donor for f in findings for page in f.pages}
+    assert set(hit) == {(7000, 0), (7000, 1), (7000, 2), (7003, 0), (7003, 1)}
+    for logical in (0, 1):
+        donor = hit[7003, logical]
+        assert donor is not None
+        assert (donor.room, donor.logical) == (7000, logical)
+
+
+@KEEPS
+def test_f04_of_a_page_that_was_hit_needs_to_know_every_owner(tmp_path: Path, keep: Any) -> None:
+    scene = Scene(tmp_path, keep=keep, drop=["alloc"])
+    other = hit_by_other_ids(scene)
+    scene.read(other)
+    assert not [f for f in verdict_of(scene).findings if f.code == "F04" and f.request.room == 7003]
+
+
+@KEEPS
+def test_f04_some_of_the_senders_ids_are_other_pages_of_the_request(tmp_path: Path, keep: Any) -> None:
+    scene = Scene(tmp_path, keep=keep)
+    job = Job(7000, 0, 192, [21, 22, 5], [5, 6, 7])
+    begun(scene, job)
+    scene.send(job, destination=job.prefill)
+    ended(scene, job)
+    findings = verdict_of(scene).findings
+    assert {(f.code, f.stage) for f in findings} == {("F04", "descriptor")}
+    assert {page.logical for f in findings for page in f.pages} == {0, 1, 2}
+
+
 @KEEPS
 def test_f05_layers_are_paired_by_position(tmp_path: Path, keep: Any) -> None:
     """S8 in small: the last half of the layers is sent into the first half."""

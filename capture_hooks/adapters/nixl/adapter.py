@@ -206,13 +206,21 @@ class NixlAdapter:
             tell_state(self.recorder, post, state, detail, self.after_state)
 
     def _check(self, original: Method, agent: Any, *args: Any, **keywords: Any) -> Any:
-        status = original(agent, *args, **keywords)
+        try:
+            status = original(agent, *args, **keywords)
+        except Exception as error:  # how NIXL tells of a peer that is gone
+            self._ended("error", type(error).__name__, args, keywords)
+            raise
         if status != "PROC":
-            with self.recorder.guard("nixl.check_xfer_state"):
-                post = self._planned.get(_key(_argument(0, "handle", None, args, keywords)))
-                if post is not None and post.transfer >= 0 and post.state == "posted":
-                    self._state(post, "done" if status == "DONE" else "error")
+            self._ended("done" if status == "DONE" else "error", "", args, keywords)
         return status
+
+    def _ended(self, state: str, detail: str, args: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        """The transfer that a call asked about is over."""
+        with self.recorder.guard("nixl.check_xfer_state"):
+            post = self._planned.get(_key(_argument(0, "handle", None, args, keywords)))
+            if post is not None and post.transfer >= 0 and post.state == "posted":
+                self._state(post, state, detail)
 
     def _release(self, original: Method, agent: Any, *args: Any, **keywords: Any) -> Any:
         post: Post | None = None
