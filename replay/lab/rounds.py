@@ -206,10 +206,9 @@ def padding_row_written(draw: random.Random, first: int) -> Round:
     """The first request is given the last page of the pool, and its first step stores one row and seven of padding."""
     tokens = _tokens(draw, draw.randint(2, 5)) // 4 * 4 + 3  # with its first token it has a row more
     room = first
-    others = _others(draw, first + 1, 2, after=f"sender.taken:{room}.0")
-    rules = {f"sender.post:{room}.0": f"read.over:{others[0].room}"}
-    job = Job(room, tokens, draw.randint(16, 30))
-    return Round((job, *others), rules, room, sizes={"pads": 8}, twin_rules=rules)
+    # Until it has arrived nobody stores anything at decode: its pages are seen right once.
+    others = _others(draw, first + 1, 2, after=f"decode.arrived:{room}")
+    return Round((Job(room, tokens, draw.randint(16, 30)), *others), {}, room, sizes={"pads": 8})
 
 
 def metadata_mix_up(draw: random.Random, first: int) -> Round:
