@@ -25,10 +25,15 @@ I64 = npt.NDArray[np.int64]
 
 KIND = Kind(
     code="F23",
-    shows="one row of the page changed, and a store between the looks has a padding row that names its slot",
+    shows=(
+        "one row of the page changed, and a store between the looks has a padding row that names its slot; in the "
+        "reserved page: logits are no numbers to the end of a read of numbers, and slot 0 holds NaN since a padding "
+        "row was stored there"
+    ),
     certain=(
         "the store is ordered between the two looks, or all records of sends, allocations, stores and copies are there "
-        "and name nothing else that can have written these rows; nothing is left unexplained"
+        "and name nothing else that can have written these rows; nothing is left unexplained; in the reserved page: "
+        "never"
     ),
     best=claims(digest="certain", pages="certain"),
     rivals=(

@@ -20,6 +20,7 @@ from replay.classify import (
     kernel_numerics,
     layout_permuted,
     number_format,
+    reserved_slot,
     token_index_as_page_index,
     wrong_stride,
 )
@@ -60,6 +61,7 @@ class Answer:
     sure: bool
     evidence: tuple[str, ...]
     runner_up: RunnerUp | None = None
+    stage: str = "read-kernel"
 
 
 def question(
@@ -83,8 +85,8 @@ def _buffer(info: BufferInfo) -> Buffer:
     return Buffer(info.address, info.pitch, info.layer, info.item_length)
 
 
-def answer(question: Question) -> Answer:
-    """The kind that explains the wrong logits of a read."""
+def answer(question: Question, dirty: tuple[str, ...] = ()) -> Answer:
+    """The kind that explains the wrong logits of a read; ``dirty``: what points to a NaN in slot 0."""
     tried: Counter[str] = Counter()
     found: list[Fit] = []
     for misreadings in MISREADINGS:
@@ -99,7 +101,7 @@ def answer(question: Question) -> Answer:
     standing = whole or [fit for fit in named if not fit.hypothesis.open] or named or found
     codes = list(dict.fromkeys(fit.hypothesis.code for fit in standing))
     if not standing:
-        return _arithmetic(question, lines)
+        return _nothing_fits(question, lines, dirty)
     best = max(standing, key=lambda fit: (fit.matched, -fit.unknown))
     what = best.hypothesis.what
     if len(codes) > 1:
@@ -143,8 +145,12 @@ RIVALS = {
 }
 
 
-def _arithmetic(question: Question, lines: tuple[str, ...]) -> Answer:
-    """F25, or what speaks against it."""
+def _nothing_fits(question: Question, lines: tuple[str, ...], dirty: tuple[str, ...]) -> Answer:
+    """What is left where no misreading fits: F23 in the reserved page, F25, or what speaks against it."""
+    if dirty:
+        rule = "a padding row left NaN in slot 0"
+        other = RunnerUp("F25", "the logits are no numbers, and slot 0 is none")
+        return Answer("F23", rule, False, (*dirty, *lines), other, "store")
     why = kernel_numerics.doubt(question)
     if why is not None:
         return Answer("unclassified", why, False, lines)
@@ -163,7 +169,7 @@ def _arithmetic(question: Question, lines: tuple[str, ...]) -> Answer:
 def explain(timeline: Timeline, evidence: Evidence, question: Question) -> list[PageEvidence]:
     """One entry for each page with wrong logits."""
     case, wrong = question.case, question.wrong
-    found = answer(question)
+    found = answer(question, reserved_slot.dirty(timeline, evidence, question))
     seen = bool(case.kernel) or (case.bracketed and evidence.covers(case.process, "read"))
     sure = found.sure and seen
     confidence: Confidence = "certain" if sure else "likely"
@@ -192,7 +198,7 @@ def explain(timeline: Timeline, evidence: Evidence, question: Question) -> list[
         pages.append(
             PageEvidence(
                 code=found.code,
-                stage="read-kernel",
+                stage=found.stage,
                 confidence=confidence,
                 process=case.process,
                 request=case.request,
