@@ -1,7 +1,7 @@
 """Which bytes every transfer carried where, from the descriptors of both sides alone.
 
 The descriptors of a send are resolved to pieces: (destination buffer, page, byte range) <- (source buffer, page,
-offset). A cell is *delivered* where one piece brings the same bytes of the same logical page; everything else that
+offset). A cell is *delivered* where its pieces bring the same bytes of the same logical page; everything else that
 touches its page is a misdirected or a foreign write.
 """
 
@@ -196,7 +196,10 @@ class DescriptorMap:
         return self.request[rows], rows
 
     def delivered(self, cells: Cells) -> tuple[Bool, Bool]:
-        """(judged, delivered) of each cell: whether one whole-page piece of its own request brings its own page."""
+        """(judged, delivered) of each cell: whether the pieces of its own request bring its own page, whole.
+
+        One piece may do it, or several together: ranks that each send their slice of a page that all of them hold.
+        """
         snaps, pieces = self.timeline.snapshots, self.pieces
         seen = cells.stage["RC"]
         source = np.where(cells.stage["SE"] >= 0, cells.stage["SE"], cells.stage["SE+"])
@@ -216,7 +219,58 @@ class DescriptorMap:
         ]
         looked_at = [column_at(c, rows) for rows in (seen, source) for c in (snaps.buffer, snaps.page)]
         want = np.stack([cells.request, *looked_at], 1)
-        return judged, judged & self._brought(want, have)
+        done = judged & self._brought(want, have)
+        in_place = (pieces.start == pieces.source_start) & (pieces.buffer >= 0) & (pieces.request >= 0)
+        partial = np.flatnonzero(in_place & ~whole)
+        left = np.flatnonzero(judged & ~done)
+        if len(partial) and len(left):
+            done[left] = self._in_slices(cells, left, source[left], partial)
+        return judged, done
+
+    def _in_slices(self, cells: Cells, chosen: I64, source: I64, rows: I64) -> Bool:
+        """Whether the pieces ``rows``, all in their place, together cover each of the ``chosen`` cells."""
+        snaps, pieces = self.timeline.snapshots, self.pieces
+        seen = cells.stage["RC"][chosen]
+        # Each piece belongs to the cell of its request whose page it writes to.
+        keys = np.stack([cells.request[chosen], snaps.buffer[seen], snaps.page[seen]], 1)
+        written = np.stack([pieces.request[rows], pieces.buffer[rows], pieces.page[rows]], 1)
+        every, number = np.unique(np.concatenate([keys, written]), axis=0, return_inverse=True)
+        number = number.reshape(-1)
+        cell_of = np.full(len(every), -1, np.int64)
+        cell_of[number[: len(keys)]] = np.arange(len(keys))
+        cell = cell_of[number[len(keys) :]]
+        rows, cell = rows[cell >= 0], cell[cell >= 0]
+        own = self.from_own_page(
+            rows,
+            snaps.buffer[source[cell]],
+            snaps.page[source[cell]],
+            cells.logical[chosen[cell]],
+        )
+        rows, cell = rows[own], cell[own]
+        size = np.array([b.layout.page_bytes for b in self.timeline.buffers] or [0], np.int64)
+        return covered(cell, pieces.start[rows], pieces.stop[rows], size[snaps.buffer[seen]])
+
+    def from_own_page(self, rows: I64, source: I64, source_page: I64, logical: I64) -> Bool:
+        """Whether each piece takes its bytes from a copy of the page that lies at ``source_page`` of ``source``.
+
+        Ranks that share the work of a transfer hold the page each: what the allocator of another rank gave to the
+        request for the same logical page is a copy too.
+        """
+        pieces, timeline = self.pieces, self.timeline
+        slot, size, process = (
+            np.array(column or [-1], np.int64)
+            for column in (
+                timeline.slot_of_buffer.tolist(),
+                [b.layout.page_bytes for b in timeline.buffers],
+                [b.process for b in timeline.buffers],
+            )
+        )
+        at, known = np.maximum(pieces.source[rows], 0), (pieces.source[rows] >= 0) & (source >= 0)
+        same = (pieces.source[rows] == source) & (pieces.source_page[rows] == source_page)
+        given = timeline.given_pages(process[at], pieces.request[rows], np.broadcast_to(logical, rows.shape))
+        twin = (process[at] != process[source]) & (slot[at] == slot[source]) & (size[at] == size[source])
+        own: Bool = known & (same | (twin & (given == pieces.source_page[rows])))
+        return own
 
     def _brought(self, want: I64, have: I64) -> Bool:
         """Whether each row of ``want`` is one of ``have``; both begin with the request, and ``want`` is sorted."""
@@ -255,20 +309,44 @@ class DescriptorMap:
         return {int(length) for send in self.sends_of(request).tolist() for length in lengths[send]}
 
     def own_bytes(
-        self, request: int, buffer: int, page: int, source: int, source_page: int, size: int
+        self, request: int, buffer: int, page: int, source: int, source_page: int, logical: int
     ) -> Bool:
-        """Bytes of a destination page that the request's own sends bring from the right place: ``bool[size]``."""
-        right = np.zeros(size, bool)
-        for row in self.touching(buffer, page).tolist():
-            pieces = self.pieces
-            if (
-                int(pieces.request[row]) == request
-                and int(pieces.source[row]) == source
-                and int(pieces.source_page[row]) == source_page
-                and int(pieces.source_start[row]) == int(pieces.start[row])
-            ):
-                right[int(pieces.start[row]) : int(pieces.stop[row])] = True
+        """Bytes of a destination page that the request's own sends bring from the right place: ``bool[page_bytes]``."""
+        pieces = self.pieces
+        right = np.zeros(self.timeline.buffers[buffer].layout.page_bytes, bool)
+        rows = self.touching(buffer, page)
+        rows = rows[(pieces.request[rows] == request) & (pieces.source_start[rows] == pieces.start[rows])]
+        for row in rows[
+            self.from_own_page(rows, np.array(source), np.array(source_page), np.array(logical))
+        ].tolist():
+            right[int(pieces.start[row]) : int(pieces.stop[row])] = True
         return right
+
+    def senders_of(self, buffer: int) -> set[int]:
+        """Prefill processes that may send to destination ``buffer``: those with a buffer of its name and layer."""
+        timeline = self.timeline
+        return {
+            b.process
+            for b in timeline.buffers
+            if timeline.slot_of_buffer[b.number] == timeline.slot_of_buffer[buffer]
+            and timeline.trace.processes[b.process].role == "prefill"
+        }
+
+
+def covered(group: I64, start: I64, stop: I64, size: I64) -> Bool:
+    """Of each group ``0..len(size)-1``: whether its ranges ``[start, stop)`` together cover ``[0, size)``."""
+    order = np.lexsort((start, group))
+    group, start, stop = group[order], start[order], stop[order]
+    # One line for all groups, each in a stretch of its own, so that one running maximum serves them all.
+    stretch = 1 + int(max(size.max(initial=0), stop.max(initial=0)))
+    base = group * stretch
+    reached = np.maximum.accumulate(base + stop)
+    before = np.maximum(base, np.concatenate([[0], reached[:-1]]))
+    whole = np.bincount(group[base + start > before], minlength=len(size)) == 0
+    furthest = np.zeros(len(size), np.int64)
+    np.maximum.at(furthest, group, stop)
+    result: Bool = whole & (furthest >= size)
+    return result
 
 
 def _intersect(left: Resolved, right: Resolved) -> npt.NDArray[np.int64]:

@@ -48,8 +48,8 @@ def explain(case: Case, evidence: Evidence, bad: Bool, stage: str) -> Explanatio
     touching = evidence.descriptors.touching(case.buffer.number, case.page)
     snaps, sent = case.timeline.snapshots, case.rows["SE"]
     mine = touching[pieces.request[touching] == case.request]
-    own = (pieces.source[mine] == int(snaps.buffer[sent])) & (
-        pieces.source_page[mine] == int(snaps.page[sent])
+    own = evidence.descriptors.from_own_page(
+        mine, *(np.array(at) for at in (int(snaps.buffer[sent]), int(snaps.page[sent]), case.logical))
     )
     if not own.all():
         return None  # something else of the request is brought to the page as well

@@ -90,21 +90,34 @@ def explain(case: Case, evidence: Evidence, bad: Bool, stage: str) -> Explanatio
 def _identical(
     case: Case, bad: Bool, parts: list[tuple[int, int, int]], repeated: Bool, source_stage: str
 ) -> Explanation | None:
-    """All parts of the page are filled from one part of the source."""
-    sources = {(source, stop - start) for start, stop, source in parts}
+    """All parts of the page, or of each of its rows, are filled from one of them."""
+    filled: dict[tuple[int, int], list[int]] = {}
+    for start, stop, source in parts:
+        filled.setdefault((source, stop - start), []).append(start)
     explained = bad & unit_mask(case.layout, repeated, some=True)
-    if len(sources) != 1 or len(parts) < 2 or not explained.any():
+    ranks = len(next(iter(filled.values())))
+    if ranks < 2 or not explained.any() or any(len(starts) != ranks for starts in filled.values()):
         return None
-    ((source, length),) = sources
+    # In the slices of rows, what is filled alike lies side by side; anything else is another order of the source.
+    if len(filled) > 1 and any(
+        starts != [source + k * length for k in range(ranks)] for (source, length), starts in filled.items()
+    ):
+        return None
     seen, right = case.data("RC"), case.data(source_stage)
+    kept = seen is not None and right is not None
     if (
         seen is not None
         and right is not None
         and any(
-            not np.array_equal(seen[start:stop], right[source : source + length]) for start, stop, _ in parts
+            not np.array_equal(seen[start:stop], right[source : source + stop - start])
+            for start, stop, source in parts
         )
     ):
         return None
+    source, length = min(filled)
+    what = f"bytes [{source},{source + length}) of the source"
+    if len(filled) > 1:
+        what = f"the same part of the source: {what}, and {len(filled) - 1} more like it"
     confidence: Confidence = "certain" if bool((explained == bad).all()) else "likely"
     return Explanation(
         code="F06",
@@ -114,8 +127,8 @@ def _identical(
         expected=source_stage,
         observed="RC",
         evidence=(
-            f"{len(parts)} parts of every page are all filled from bytes [{source},{source + length}) of the source",
-            *(("the page holds these bytes in each part",) if seen is not None and right is not None else ()),
+            f"{ranks} parts of every {'page' if len(filled) == 1 else 'row'} are all filled from {what}",
+            *(("the page holds these bytes in each part",) if kept else ()),
         ),
         rule=f"every part is the source's bytes [{source},{source + length})",
         runner_up=RunnerUp("F07", "part of the source is brought nowhere"),
@@ -124,22 +137,19 @@ def _identical(
 
 def _parts(case: Case, evidence: Evidence, found: Undelivered) -> list[tuple[int, int, int]]:
     """(start, stop, source start) of what is written to the page; empty where another page than its own comes."""
-    pieces, timeline = evidence.descriptors.pieces, case.timeline
-    parts = set()
-    for row in found.here.tolist():
-        source, page = int(pieces.source[row]), int(pieces.source_page[row])
-        if source < 0 or int(timeline.slot_of_buffer[source]) != case.slot:
-            return []
-        if source == found.source:
-            right = page == found.source_page
-        else:  # another rank's copy of the same layer
-            process = np.array([timeline.buffers[source].process])
-            given = timeline.given_pages(process, np.array([case.request]), np.array([case.logical]))
-            right = int(given[0]) == page
-        if not right:
-            return []
-        parts.add((int(pieces.start[row]), int(pieces.stop[row]), int(pieces.source_start[row])))
-    return sorted(parts)
+    pieces = evidence.descriptors.pieces
+    own = evidence.descriptors.from_own_page(
+        found.here, np.array(found.source), np.array(found.source_page), np.array(case.logical)
+    )
+    if not own.all():
+        return []
+    parts = zip(
+        pieces.start[found.here].tolist(),
+        pieces.stop[found.here].tolist(),
+        pieces.source_start[found.here].tolist(),
+        strict=True,
+    )
+    return sorted(set(parts))
 
 
 def _alike(case: Case, evidence: Evidence, found: Undelivered, parts: list[tuple[int, int, int]]) -> bool:

@@ -39,7 +39,8 @@ def look(case: Case, evidence: Evidence) -> Undelivered | None:
         return None
     sender, source, source_page = int(snaps.process[row]), int(snaps.buffer[row]), int(snaps.page[row])
     pieces, every = descriptors.pieces, descriptors.pieces_of(case.request)
-    if not len(every) or not evidence.covers(sender, "send"):
+    senders = descriptors.senders_of(case.buffer.number) | {sender}
+    if not len(every) or not all(evidence.covers(process, "send") for process in senders):
         return None
     into = every[pieces.buffer[every] == case.buffer.number]
     carried = (pieces.source[every] == source) & (pieces.source_page[every] == source_page)

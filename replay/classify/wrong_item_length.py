@@ -55,7 +55,7 @@ def explain(case: Case, evidence: Evidence, bad: Bool, stage: str) -> Explanatio
     if not wrong and same_format:
         return None
     right = descriptors.own_bytes(
-        case.request, case.buffer.number, case.page, source_buffer, source_page, size
+        case.request, case.buffer.number, case.page, source_buffer, source_page, case.logical
     )
     if not same_format:
         right[:] = False  # the bytes of another format are right nowhere
@@ -66,7 +66,11 @@ def explain(case: Case, evidence: Evidence, bad: Bool, stage: str) -> Explanatio
     values, scales = halves(explained)
     if not explained.any():
         return None
-    covered = evidence.covers(int(snaps.process[case.rows[source_stage]]), "send")
+    senders = descriptors.senders_of(case.buffer.number) | {source.process}
+    covered = all(evidence.covers(process, "send") for process in senders)
+    shift = _displacement(case, evidence, source_buffer, source_page)
+    if not covered and same_format and size in told and not shift:
+        return None  # the lengths told are right: what is missing may be another rank's slice, whose record was lost
     sure = covered and bool((explained == bad).all())
     confidence: Confidence = "certain" if sure else "likely"
     used = ", ".join(str(length) for length in wrong) or str(source.layout.page_bytes)
@@ -79,7 +83,6 @@ def explain(case: Case, evidence: Evidence, bad: Bool, stage: str) -> Explanatio
             f"the sides hold different formats: {source.layout.name} ({source.layout.page_bytes} bytes a page) "
             f"and {case.layout.name} ({size})"
         )
-    shift = _displacement(case, evidence, source_buffer, source_page)
     rule = None
     if shift:
         rule = f"page {case.logical} lands displaced by {shift:+d} bytes"
@@ -111,7 +114,10 @@ def overwritten(case: Case, evidence: Evidence, bad: Bool, stage: str) -> Explan
         if other in (case.request, -1) or descriptors.lengths_to(other, *region) == [size]:
             continue
         whole = int(pieces.start[row]) == 0 and int(pieces.stop[row]) == size
-        if whole or not _may_have_written(case, evidence, int(pieces.send[row]), stage):
+        in_place = int(pieces.source_start[row]) == int(pieces.start[row])
+        if whole or (in_place and size in descriptors.told_lengths(other)):
+            continue  # the page, or a rank's slice of it
+        if not _may_have_written(case, evidence, int(pieces.send[row]), stage):
             continue
         rooms.add(case.timeline.requests[other][0])
         hit[int(pieces.start[row]) : int(pieces.stop[row])] = True

@@ -42,6 +42,15 @@ def test_a_fault_is_named_or_left_open_and_nobody_else_is_accused(code: str, tmp
     assert outcome.answer in (code, "unclassified")
 
 
+@pytest.mark.parametrize(("code", "variant"), [("F06", "ranks-alike"), ("F09", ""), ("F13", ""), ("F31", "")])
+def test_pages_that_come_in_slices_of_several_ranks_have_no_wrong_length(
+    code: str, variant: str, tmp_path: Path
+) -> None:
+    outcome = outcome_of(tmp_path, code, variant, "fp8", 3)
+    assert (outcome.answer, outcome.wrong_certain, outcome.bystanders) == (code, [], [])
+    assert outcome.kind_right, outcome.note
+
+
 @pytest.mark.parametrize("seed", [1, 3, 6])
 def test_fault_free_traffic_is_clean(seed: int, tmp_path: Path) -> None:
     clean.write(tmp_path / "t.h5", seed, 150)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from replay.descriptors import DescriptorMap
+from replay.descriptors import DescriptorMap, covered
 from replay.page_columns import rows_in
 from replay.timeline import Timeline
 from replay.trace.reader import open_trace
@@ -40,3 +40,19 @@ def test_rows_are_found_among_rows() -> None:
     known = set(map(tuple, have.tolist()))
     assert rows_in(want, have).tolist() == [tuple(row) in known for row in want.tolist()]
     assert rows_in(want, have[:0]).tolist() == [False] * 300
+
+
+def test_ranges_that_cover_a_page_together_leave_no_gap() -> None:
+    rng = np.random.default_rng(5)
+    size = rng.integers(1, 12, 300)
+    group = rng.integers(0, len(size), 1200)
+    start = rng.integers(0, 6, 1200)
+    stop = np.minimum(start + rng.integers(1, 6, 1200), size[group])  # as pieces, which lie within a page
+    start = np.minimum(start, stop)
+    expected = [
+        set(range(size[n])) <= {b for i in np.flatnonzero(group == n) for b in range(start[i], stop[i])}
+        for n in range(len(size))
+    ]
+    assert covered(group, start, stop, size).tolist() == expected
+    assert 20 < sum(expected) < 280
+    assert covered(group[:0], start[:0], stop[:0], size[:3]).tolist() == [False] * 3
