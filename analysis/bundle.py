@@ -104,7 +104,6 @@ def make(
     with tempfile.TemporaryDirectory(prefix="kv-replay-") as folder:
         with open_trace(*paths) as trace:
             whole = judge(trace, replace(_OPTIONS, scope=scope or Scope()), progress)
-            requests = len(set(trace.table("request")["room"].tolist()))
         for number, (part, said) in enumerate(_parts(whole, scope)):
             cut = Path(folder) / f"cut-{number}.h5"
             if part.whole:
@@ -113,10 +112,12 @@ def make(
                 done = trim(paths, cut, part, progress=progress)
                 source = (cut,)
                 left_out = [said] if said else []
-                left_out.append(
-                    f"{requests - done.requests:,} of {requests:,} requests, and {done.of - done.records:,} of "
-                    f"{done.of:,} records, which are no evidence for what is enclosed"
-                )
+                requests, records = done.known - done.requests, done.of - done.records
+                if requests or records:
+                    left_out.append(
+                        f"{requests:,} of {counted(done.known, 'request')}, and {records:,} of "
+                        f"{counted(done.of, 'record')}, which are no evidence for what is enclosed"
+                    )
             out = Path(folder) / f"trace-{number}.h5"
             names = _scrubbed(source, out, progress)
             smallest = out.stat().st_size

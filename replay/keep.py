@@ -9,7 +9,7 @@ registrations, order edges, clocks, losses.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -60,12 +60,16 @@ class Kept:
         looks: which page looks of all snapshots stay, ``bool[page looks]``.
         payload: for each table whose payload is kept for some records only, ``bool[rows]``.
         requests: how many requests there is anything of.
+        own: how many of them are in scope.
+        known: how many requests the whole trace has.
     """
 
     rows: dict[str, I64]
     looks: Bool
     payload: dict[str, Bool] = field(default_factory=dict)
     requests: int = 0
+    own: int = 0
+    known: int = 0
 
 
 def keep(
@@ -82,20 +86,23 @@ def keep(
     """
     timeline = Timeline(trace, scope)
     finder = _Finder(timeline, DescriptorMap(timeline), timeline.scope)
-    if level == ALL:
-        return Kept({}, np.ones(len(timeline.snapshots.event), bool), {}, len(timeline.requests))
     mine = timeline.scope.rooms_in(np.array([room for room, _ in timeline.requests] + [-1], np.int64))
     mine[-1] = False
+    counted, known = int(mine.sum()), len(timeline.requests)
+    if level == ALL:
+        return Kept(
+            {}, np.ones(len(timeline.snapshots.event), bool), requests=known, own=counted, known=known
+        )
     own = finder.own_looks(mine)
     if alone:
-        return finder.kept(mine, own, own)
+        return replace(finder.kept(mine, own, own), own=counted, known=known)
     cases = climb(timeline, progress).cases
     suspects = finder.suspect_pages(own, cases)
     linked = finder.linked(suspects) | finder.donors(cases, progress)
     reach = finder.reach(mine, linked)
     if level == REACH:
         linked |= reach[timeline.snapshots.request]
-    return finder.kept(reach, own | suspects | linked, suspects | linked)
+    return replace(finder.kept(reach, own | suspects | linked, suspects | linked), own=counted, known=known)
 
 
 class _Finder:

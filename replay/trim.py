@@ -46,7 +46,7 @@ class Trimmed:
 
     Attributes:
         rooms: rooms in scope.
-        requests: requests of which there is anything: those in scope, and those that are evidence.
+        requests: requests of which there is anything, of ``known``: ``own`` in scope, and those that are evidence.
         records: records that stayed, of ``of``.
         level: how much had to be kept (:mod:`replay.keep`).
         lost: records that are evidence and were left out all the same (``alone``).
@@ -56,6 +56,8 @@ class Trimmed:
 
     rooms: tuple[int, ...]
     requests: int
+    own: int
+    known: int
     records: int
     of: int
     level: int
@@ -113,7 +115,8 @@ def trim(
         total = sum(len(trace.table(name)) for name in TABLES)
         lost_records = sum(map(len, lost.values()))
         beside = tuple(item.what for item in before.not_judged if item.why == BESIDE) if before else ()
-        return Trimmed(rooms, kept.requests, records, total, level, lost_records, verdict, beside)
+        counts = (kept.requests, kept.own, kept.known, records, total)
+        return Trimmed(rooms, *counts, level, lost_records, verdict, beside)
 
 
 @contextmanager
@@ -226,7 +229,7 @@ def _write(
                 at, bounds = int(seq[number]), (int(mine.min()), int(mine.max()))
                 loss = Loss(STAGE, name, len(mine), *bounds, "left out by replay trim --alone")
                 writer.add(number, Stamp(seq=at, begin_seq=at), loss)
-        return writer.events
+    return sum(len(selection.of(trace.table(name))) for name in TABLES)
 
 
 def _record(scope: Scope, last: float | None, payload: bool) -> Trim:

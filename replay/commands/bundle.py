@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import click
 
 from capture_hooks.options import parse_size
-from replay.commands.output import Progress, check_new, whole_file
+from replay.commands.output import Progress, check_new, paragraph, whole_file
+from replay.verdict import EXIT_INTERRUPTED
 
 if TYPE_CHECKING:
     from analysis.bundle import Bundle
@@ -56,7 +57,7 @@ def command(
     layers: tuple[int, ...],
     yes: bool,
     force: bool,
-) -> None:
+) -> int:
     """Pack what a finding stands on into one ZIP for a bug report: trace, report, verdict, and a script that shows it.
 
     Only texts on a list go in: no tokens, prompts, request ids, host or user names, addresses or paths. Page bytes do,
@@ -64,8 +65,6 @@ def command(
     bundle in an empty folder.
     """
     check_new(out, force)
-    if not yes and not sys.stdin.isatty():
-        raise click.UsageError("nobody can be asked here; look at what goes in and give --yes.")
 
     from analysis.bundle import BundleError, TooLargeError, make
     from replay.scope import Scope
@@ -81,10 +80,14 @@ def command(
     except BundleError as error:
         raise click.ClickException(f"{error}.") from None
     _tell(bundle)
-    if not yes:
-        click.confirm(f"Write {out}?", abort=True)
+    if not yes and not sys.stdin.isatty():
+        raise click.UsageError("nobody can be asked here: if what goes in may go, give --yes.")
+    if not yes and not click.confirm(f"Write {out}?"):
+        click.echo("Nothing was written.")
+        return EXIT_INTERRUPTED
     _write(bundle, out)
     click.echo(f"{out}  {out.stat().st_size:,} bytes; replayed in an empty folder: the same verdict")
+    return 0
 
 
 def _tell(bundle: Bundle) -> None:
@@ -94,18 +97,13 @@ def _tell(bundle: Bundle) -> None:
 
     click.echo("Goes in:")
     for name, content in bundle.files.items():
-        click.echo(f"  {name:<16} {len(content):>12,} bytes  {FILES[name]}")
+        head = f"  {name:<16} {len(content):>12,} bytes  "
+        click.echo(paragraph(FILES[name], head, " " * len(head)))
     click.echo("Stays out:")
     for text in (*bundle.left_out, NEVER):
-        _paragraph(text)
+        click.echo(paragraph(text, "  "))
     click.echo("Mind:")
-    _paragraph(WARNING)
-
-
-def _paragraph(text: str) -> None:
-    import textwrap
-
-    click.echo(textwrap.fill(text, 80, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False))
+    click.echo(paragraph(WARNING, "  "))
 
 
 def _write(bundle: Bundle, out: Path) -> None:

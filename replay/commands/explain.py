@@ -39,7 +39,9 @@ def command(kind: tuple[str, ...], as_json: bool) -> None:
     try:
         code = find_kind(" ".join(kind))
     except UnknownKindError as error:
-        hint = f"Did you mean '{error.near}'?" if error.near else "'replay explain' lists them."
+        near = error.near or ""
+        near = near.upper() if near.upper() in VOCABULARY else near
+        hint = f"Did you mean '{near}'?" if near else "'replay explain' lists them."
         raise click.UsageError(f"'{error.name}' is no kind of fault. {hint}") from error
     if as_json:
         click.echo(to_json({"schema": SCHEMA, **_json(code, NAMED.get(code)), "page": page(code)}))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import numpy as np
 
-from replay.commands.output import to_json
+from replay.commands.output import paragraph, to_json
 from replay.words import counted
 
 if TYPE_CHECKING:
@@ -19,8 +18,6 @@ if TYPE_CHECKING:
 
 SCHEMA = "kv-replay/info/1"
 
-#: Columns of a list of counts.
-_WIDTH = 80
 #: Hooks that the line about those that never fired names.
 _NAMES = 3
 
@@ -43,12 +40,13 @@ def command(traces: tuple[Path, ...], as_json: bool, verbose: bool) -> None:
     missing = body["missing"]
     click.echo("Missing" if missing else "Missing: nothing that the trace knows of")
     for line in missing:
-        click.echo(f"  {line}")
+        click.echo(paragraph(line, "  ", "    "))
     for line in _silent(body["never_fired"], verbose):
-        click.echo(line)
+        click.echo(paragraph(line, "", "  "))
     click.echo("There")
     for line in _there(body):
-        click.echo(f"  {line}")
+        # A name and its count stay together.
+        click.echo(paragraph(line, "  ", "    ").replace("\xa0", " "))
 
 
 def describe(trace: Trace) -> dict[str, Any]:
@@ -247,14 +245,12 @@ def _there(body: dict[str, Any]) -> list[str]:
         f"{counted(contents['distinct'], 'distinct page content')}, {contents['with_bytes']:,} with bytes "
         f"({contents['bytes']:,} bytes)"
     )
-    lines += _listed("records", body["records"])
+    lines.append(_listed("records", body["records"]))
     if body["payload"]:
-        lines += _listed("kept payload", body["payload"])
+        lines.append(_listed("kept payload", body["payload"]))
     return lines
 
 
-def _listed(head: str, counts: Mapping[str, int]) -> list[str]:
-    """Counts with their names, in lines that fit below "There"; a name and its count stay together."""
-    text = f"{head}: " + ", ".join(f"{name}\xa0{count:,}" for name, count in counts.items())
-    lines = textwrap.wrap(text, _WIDTH - 2, subsequent_indent="  ", break_on_hyphens=False)
-    return [line.replace("\xa0", " ") for line in lines]
+def _listed(head: str, counts: Mapping[str, int]) -> str:
+    """Counts with their names."""
+    return f"{head}: " + ", ".join(f"{name}\xa0{count:,}" for name, count in counts.items())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import textwrap
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,10 +16,25 @@ import click
 
 from replay.writing import WriteError, check_folder, writing
 
+#: Columns of what is printed for people.
+WIDTH = 80
+
 
 def may_color(stream: TextIO) -> bool:
     """Whether ``stream`` is a terminal whose user has not set ``NO_COLOR``."""
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def paragraph(text: str, first: str = "", rest: str | None = None) -> str:
+    """``text`` in lines of 80 columns, the first behind ``first``, the others behind ``rest``. No word is broken."""
+    return textwrap.fill(
+        text,
+        WIDTH,
+        initial_indent=first,
+        subsequent_indent=first if rest is None else rest,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 def to_json(body: Any) -> str:

@@ -90,11 +90,9 @@ def command(
             progress=progress,
         )
     click.echo(f"{out}  {out.stat().st_size:,} bytes")
-    beside = done.requests - len(done.rooms)
+    beside = done.requests - done.own
     more = f" and {beside:,} more as evidence" if beside > 0 else ""
-    click.echo(
-        f"  {counted(len(done.rooms), 'request')}{more}, {done.records:,} of {counted(done.of, 'record')}"
-    )
+    click.echo(f"  {counted(done.own, 'request')}{more}, {done.records:,} of {counted(done.of, 'record')}")
     if done.verdict is not None:
         click.echo(f"  its verdict is that of the whole trace within this scope: {done.verdict}")
     for what in done.beside:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from replay.commands.output import Progress, to_json
+from replay.commands.output import Progress, paragraph, to_json
 from replay.verdict import EXIT_INCONCLUSIVE, EXIT_UNREADABLE
 from replay.words import counted
 
@@ -47,7 +47,7 @@ def command(traces: tuple[Path, ...], as_json: bool, verbose: bool) -> int:
         for item in checked:
             _tell(item, verbose)
         for loss in lost:
-            click.echo(f"lost while recording: {loss}")
+            click.echo(paragraph(f"lost while recording: {loss}", "", "  "))
     return EXIT_UNREADABLE if damaged else EXIT_INCONCLUSIVE if lost else 0
 
 
@@ -77,14 +77,18 @@ def _tell(item: Checked, verbose: bool) -> None:
     count = len(item.problems)
     state = "whole" if not count else f"DAMAGED, {counted(count, 'problem')}"
     click.echo(f"{item.path}: {state}")
-    click.echo(
-        f"  checked {counted(item.records, 'record')}, {counted(item.contents, 'page content', 'page contents')} "
+    lines = [
+        f"checked {counted(item.records, 'record')}, {counted(item.contents, 'page content')} "
         f"({item.contents_with_bytes:,} with bytes), {counted(item.blobs, 'blob')} of "
         f"{counted(item.blob_bytes, 'byte')}"
-    )
-    for problem in item.problems if verbose else item.problems[:_SHOWN]:
-        click.echo(f"  {problem.where}: {problem.what}")
-    if count > _SHOWN and not verbose:
-        click.echo(f"  and {count - _SHOWN:,} more (--verbose)")
+    ]
+    shown = item.problems if verbose else item.problems[:_SHOWN]
+    lines += [f"{problem.where}: {problem.what}" for problem in shown]
+    if count > len(shown):
+        lines.append(f"and {count - len(shown):,} more (--verbose)")
+    if count:
+        lines.append("Seal its journal again, or copy it once more from where it is whole")
     if item.ignored:
-        click.echo(f"  not known to this version and not checked: {', '.join(item.ignored)}")
+        lines.append(f"not known to this version and not checked: {', '.join(item.ignored)}")
+    for line in lines:
+        click.echo(paragraph(line, "  ", "    "))

@@ -308,14 +308,18 @@ def test_the_command_lists_what_goes_in_and_asks(
     out = tmp_path / "bug.zip"
     args = ["bundle", str(path), "-o", str(out)]
     assert cli.run(args) == 2
-    assert "give --yes" in capsys.readouterr().err
+    said = capsys.readouterr()
+    assert "give --yes" in said.err
+    for part in (*FILES, "Key bytes are computed from the prompt", "client request ids"):
+        assert part in said.out
+    assert max(map(len, said.out.splitlines())) <= 80
 
     answers = iter(["n\n", "y\n"])
     monkeypatch.setattr(sys, "stdin", Asked(lambda: next(answers)))
     assert cli.run(args) == 130
-    said = capsys.readouterr().out
-    for part in (*FILES, "Key bytes are computed from the prompt", "client request ids"):
-        assert part in said
+    said = capsys.readouterr()
+    assert "Nothing was written" in said.out
+    assert said.err == ""
     assert list(tmp_path.iterdir()) == []
 
     assert cli.run(args) == 0

@@ -83,6 +83,8 @@ def test_the_command_prints_the_page_and_what_may_be_claimed(capsys: pytest.Capt
     assert (body["schema"], body["code"], body["named"]) == ("kv-replay/explain/1", "F09", True)
     assert run(["explain", "compltion-early"]) == 2
     assert "Did you mean 'completion-early'?" in capsys.readouterr().err
+    assert run(["explain", "F09x"]) == 2
+    assert "Did you mean 'F09'?" in capsys.readouterr().err
 
 
 def test_a_kind_that_is_not_named_says_so(

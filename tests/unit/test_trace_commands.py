@@ -84,6 +84,21 @@ def test_hooks_that_never_fired_are_one_line_and_a_list_where_asked(
     assert len(body["missing"]) == 2
 
 
+def test_what_is_told_of_a_trace_fits_80_columns(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with TraceBuilder(Path("t.h5")) as builder:
+        process = builder.process(role="prefill")
+        process.hook(name="lab.store", covers="store", state="missing", note="it was not there " * 9)
+        process.killed("an unfinished frame, and what stands before it " * 3)
+        for number in range(40):
+            process.hook(name=f"lab.{number}", covers="order", fired=0)
+    for arguments in (["info"], ["verify"]):
+        _, out, _ = call(capsys, *arguments, "t.h5")
+        assert max(map(len, out.splitlines())) <= 80
+
+
 def test_info_as_json_has_counts_of_everything(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = call(capsys, "info", small_trace(tmp_path / "t.h5"), "--json")
     body = json.loads(out)
@@ -130,6 +145,7 @@ def test_verify_tells_whole_lossy_and_damaged_apart(
     code, out, _ = call(capsys, "verify", path)
     assert code == 4
     assert "DAMAGED" in out
+    assert "Seal its journal again" in out
     with TraceBuilder(tmp_path / "clean.h5") as builder:
         builder.process(role="prefill")
     code, out, _ = call(capsys, "verify", tmp_path / "clean.h5")

@@ -75,6 +75,23 @@ def test_requests_that_held_a_page_of_it_stay_too_unless_it_is_to_be_alone(
     assert trim([path], tmp_path / "alone.h5", rooms(1), alone=True).requests == 1
 
 
+def test_attempts_are_counted_as_requests_and_records_of_trimming_as_none_of_the_trace(
+    tmp_path: Path,
+) -> None:
+    with TraceBuilder(tmp_path / "t.h5") as builder:
+        decode = builder.process(role="decode")
+        decode.buffer(buffer=0)
+        for room, attempt in ((1, 0), (1, 1), (2, 0)):
+            decode.alloc(room=room, attempt=attempt, pages=[3 * room + attempt])
+
+    one = trim([tmp_path / "t.h5"], tmp_path / "one.h5", rooms(1))
+    assert (one.own, one.requests, one.known) == (2, 2, 3)
+    assert one.of - one.records == 1
+    both = trim([tmp_path / "t.h5"], tmp_path / "both.h5", rooms(1, 2))
+    assert (both.own, both.requests, both.known) == (3, 3, 3)
+    assert both.records == both.of
+
+
 def test_what_was_left_out_is_scope_and_no_loss(path: Path, tmp_path: Path) -> None:
     trim([path], tmp_path / "out.h5", rooms(3))
     with open_trace(tmp_path / "out.h5") as trace, open_trace(path) as before:
