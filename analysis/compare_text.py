@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from analysis.finding_text import count_text, extent_text
 from analysis.printable import printable
-from analysis.report import count_text, extent_text
 from replay.align import Pair
 from replay.compare import LOGITS_TOLERANCE, SCHEMA, Comparison, Difference
 from replay.words import counted

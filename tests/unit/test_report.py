@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from analysis.report import LINES, WIDTH, verdict_text
+from analysis.block import LINES, WIDTH
+from analysis.report import verdict_text
 from replay.verdict import Donor, Finding, Hazard, NotJudged, PageFinding, RequestId, RunnerUp, Verdict
 
 ALL_ROWS = ((0, 63),)
