@@ -21,7 +21,7 @@ COLORS = {
     RowState.EQUAL: (style.GOOD, "as first seen"),
     RowState.SCALES: (style.MILD, "scales differ"),
     RowState.VALUES: (style.BAD, "values differ"),
-    RowState.BOTH: (style.PURPLE, "both differ"),
+    RowState.BOTH: (style.PURPLE, "values and scales differ"),
 }
 #: Columns of the picture; longer requests show the worst row of each column.
 _COLUMNS = 1200
