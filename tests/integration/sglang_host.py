@@ -145,6 +145,8 @@ class Event:
 class Endpoint:
     """One side. Its public methods are the commands of a test."""
 
+    layers = len(RATIOS)
+
     def __init__(
         self, role: str, port: int, pages: int, leave_out: int = -1, fp4: bool = False, state: bool = False,
         device: str = "cpu", engine_device: str = "cpu",
@@ -209,11 +211,10 @@ class Endpoint:
         k.engine_rank, k.pp_rank, k.system_dp_rank, k.rust_http_port = 0, 0, None, None
         k.kv_cache_dtype_str = "fp8_e4m3"
         k.kv_layout = get_pd_kv_layout(pool)
-        k.prefill_start_layer, k.prefill_end_layer = 0, len(RATIOS)
+        k.prefill_start_layer, k.prefill_end_layer = 0, self.layers
         lists = [list(values) for values in get_kv_transfer_buf_infos(pool)]
-        index = [b.data_ptr() for b in pool.c4_indexer_kv_pool.contiguous_page_row_buffers()]
         if leave_out >= 0:  # the fault: one index-K buffer is not told to the transfer
-            at = lists[0].index(index[leave_out])
+            at = lists[0].index(self._index()[leave_out].data_ptr())
             for values in lists:
                 del values[at]
         k.kv_data_ptrs, k.kv_data_lens, k.kv_item_lens = lists
@@ -222,13 +223,13 @@ class Endpoint:
             token_to_kv_pool=pool,
             draft_token_to_kv_pool=None,
             num_draft_entries=0,
-            num_hidden_layers=len(RATIOS),
+            num_hidden_layers=self.layers,
         )
         k.page_size = pool.page_size
         self.meta = MetadataBuffers(16, 64, torch.float32, 1)
         k.aux_data_ptrs, k.aux_data_lens, k.aux_item_lens = self.meta.get_buf_infos()
         k.ib_device, k.gpu_id = None, 0
-        setup_state_kv_args(k, pool, None, total_kv_layers=len(RATIOS), req_to_token_pool=None)
+        setup_state_kv_args(k, pool, None, total_kv_layers=self.layers, req_to_token_pool=None)
         if self.device == "cpu":
             k.kv_data_mem_kinds = ["DRAM"] * len(lists[0])
         if not state:

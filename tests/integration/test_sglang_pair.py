@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,12 +45,6 @@ pytestmark = [
     pytest.mark.skipif(bool(sglang_pair.why_not(VERSION)), reason=sglang_pair.why_not(VERSION)),
     pytest.mark.timeout(600),
 ]
-
-
-@pytest.fixture(scope="module")
-def host() -> Iterator[sglang_pair.Host]:
-    with sglang_pair.Host(VERSION) as running:
-        yield running
 
 
 def verdict_of(folder: Path) -> Verdict:

@@ -35,14 +35,14 @@ def bind(function: Any, body: Any) -> Any:
     return lambda *args, **keywords: body(function, *args, **keywords)
 
 
-def hook(engine: FakeEngine) -> Steps:
+def hook(engine: FakeEngine, kernel: str = "deep_gemm.fp8_paged_mqa_logits") -> Steps:
     """Hang the hooks into a fake engine as ``install`` hangs them into SGLang."""
     recorder, session = engine.session.recorder, engine.session
     steps = session.steps = Steps(session)
     stores, reads = StoreHooks(session, steps), ReadHooks(session, steps)
     engine.kernel_store = bind(engine.kernel_store, stores.store)
     engine.layer_store = bind(engine.layer_store, stores.layer)
-    engine.kernel_logits = bind(engine.kernel_logits, reads.kernel("deep_gemm.fp8_paged_mqa_logits"))
+    engine.kernel_logits = bind(engine.kernel_logits, reads.kernel(kernel))
     engine.layer_read = bind(engine.layer_read, reads.layer)
     forward = bind(engine.forward, steps.forward)
     batch_of = type("FakeBatch", (), {})
@@ -59,13 +59,13 @@ def hook(engine: FakeEngine) -> Steps:
     return steps
 
 
-def run(folder: Path, wrong: dict[str, Any] | None = None, **options: Any) -> Verdict:
+def run(folder: Path, wrong: dict[str, Any] | None = None, kernel: str = "", **options: Any) -> Verdict:
     """Two requests prefill in chunks, then decode together; the verdict on the trace."""
     recorder = Recorder(
         Options(capture=folder, mode="full", seal=False, read_every=16, **options), Process(role="server")
     )
     engine = FakeEngine(recorder, seed=7)
-    hook(engine)
+    hook(engine, *([kernel] if kernel else []))
     first, second = engine.start(16, 421, 3), engine.start(9, 90, 5)
     for req in (first, second):
         recorder.emit(Request(req.bootstrap_room, 0, "start", rows=10**6))
@@ -102,6 +102,18 @@ def test_a_wrong_kernel_is_named(tmp_path: Path, wrong: str, code: str) -> None:
     verdict = run(tmp_path, {wrong: True})
     assert verdict.verdict == "divergent"
     assert {finding.code for finding in verdict.findings} == {code}
+
+
+def test_logits_of_a_kernel_that_rounds_to_16_bits_are_not_held_against_the_bound_of_fp32(
+    tmp_path: Path,
+) -> None:
+    verdict = run(tmp_path, {"logits": True}, kernel="torch")
+    assert not verdict.findings
+    assert verdict.scope["reads"]["judged"] == 0
+    with open_trace(tmp_path) as trace:
+        reads = trace.table("read")
+        assert (reads.bulk_size("query") > 0).any()
+        assert not (reads.bulk_size("logits") > 0).any()
 
 
 def test_a_plain_server_knows_a_request_from_its_first_pass_to_its_release(tmp_path: Path) -> None:

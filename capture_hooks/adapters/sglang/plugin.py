@@ -31,7 +31,17 @@ if TYPE_CHECKING:
 _log = logging.getLogger("kv_replay")
 
 #: Modules of hooks below this package, in the order in which they are installed.
-MODULES: tuple[str, ...] = ("wire", "scheduler", "steps", "store", "read", "prefill", "decode", "alarms")
+MODULES: tuple[str, ...] = (
+    "wire",
+    "scheduler",
+    "steps",
+    "store",
+    "read",
+    "sparse",
+    "prefill",
+    "decode",
+    "alarms",
+)
 
 #: Classes whose constructors are watched: module -> class names.
 POOLS = {

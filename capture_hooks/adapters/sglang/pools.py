@@ -47,12 +47,17 @@ class Buffers:
         self._recorder = recorder
         self.all: list[PoolBuffer] = []
         self.judged: list[PoolBuffer] = []
+        self.sparse = False  #: V3.2: one index-K row a token
+        self.pooled = False  #: V3.2 with the keys of several tokens in one row
         self.page_tokens = 0  #: tokens a page of the allocator, 0 while unknown
         self._by_address: dict[int, PoolBuffer] = {}
 
     def add(self, pool: Any) -> None:
         """Make every buffer of ``pool`` known. Unknown kinds of pool are passed over and counted as a failure."""
         self.page_tokens = self.page_tokens or int(getattr(pool, "page_size", 0) or 0)
+        if _rows_of_tokens(pool) is not None:
+            self.sparse = True
+            self.pooled |= int(getattr(pool, "index_kpool", 1)) > 1
         for name, layer, format_, tensor, item_length, tokens_per_row in describe(pool):
             address = int(tensor.data_ptr())
             if address in self._by_address or not tensor.numel():
@@ -105,8 +110,9 @@ def describe(pool: Any) -> Iterator[Description]:
     """(name, global layer, format, tensor ``[pages, ...]``, item length (0 = the pitch), tokens per
     row) of each buffer.
     """
-    if hasattr(pool, "index_key_cache"):
-        yield from _sparse_attention(pool)
+    tensors = _rows_of_tokens(pool)
+    if tensors is not None:
+        yield from _sparse_attention(pool, tensors)
     elif hasattr(pool, "layer_mapping"):
         yield from _deepseek_v4(pool)
 
@@ -157,16 +163,27 @@ def _deepseek_v4(pool: Any) -> Iterator[Description]:
                 yield name, layer, OPAQUE, score, _pitch(score) * int(getattr(state, "ring_size", 1)), 1
 
 
-def _sparse_attention(pool: Any) -> Iterator[Description]:
-    """``DSATokenToKVPool`` (V3.2): one index-K row per token, pages of 64; placeholders of skipped
-    layers are empty.
+def _rows_of_tokens(pool: Any) -> Any:
+    """Index-K of ``DSATokenToKVPool``, a tensor a layer; None for another kind of pool. 0.5.16 has it in the pool
+    itself.
+    """
+    cache = getattr(pool, "index_key_cache", None)
+    if cache is not None:
+        return cache.buffer
+    return getattr(pool, "__dict__", {}).get("index_k_with_scale_buffer")
+
+
+def _sparse_attention(pool: Any, tensors: Any) -> Iterator[Description]:
+    """``DSATokenToKVPool`` (V3.2): one index-K row per token (or per few, pooled), pages of 64 rows; placeholders
+    of skipped layers are empty. The latent cache has one entry a token, and an item of the transfer is a page of them.
     """
     first = int(getattr(pool, "start_layer", 0) or 0)
-    for number, tensor in enumerate(pool.index_key_cache.buffer):
+    for number, tensor in enumerate(tensors):
         if tensor.numel():
-            yield "index_k", first + number, _format_of(_pitch(tensor), "fp8"), tensor, 0, 1
+            format_ = _format_of(_pitch(tensor), "fp8")
+            yield "index_k", first + number, format_, tensor, 0, int(getattr(pool, "index_kpool", 1))
     for number, tensor in enumerate(getattr(pool, "kv_buffer", None) or ()):
-        yield "kv", first + number, OPAQUE, tensor, 0, 1
+        yield "kv", first + number, OPAQUE, tensor, int(pool.page_size) * _pitch(tensor), 1
 
 
 def _index_format(index: Any, tensors: Any) -> str:

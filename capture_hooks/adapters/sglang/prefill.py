@@ -6,8 +6,9 @@ posts the transfer and waits for it) and the bootstrap thread (it reads what dec
 
 from __future__ import annotations
 
+import inspect
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -65,6 +66,13 @@ HOOKS: tuple[Target, ...] = (
         at(NIXL, "NixlKVManager.send_kvcache"),
         _PREFILL,
         ("peer_name", "prefill_kv_indices", "dst_kv_indices"),
+    ),
+    Target(
+        "NixlKVManager.maybe_send_extra",
+        "send",
+        at(NIXL, "NixlKVManager.maybe_send_extra"),
+        _PREFILL,
+        ("peer_name", "prefill_state_indices", "dst_state_indices"),
     ),
     Target(
         "MooncakeKVManager.add_transfer_request",
@@ -135,6 +143,7 @@ class Chunk:
     logical: int
     indices: Any
     pages: I64
+    prefix: int = 0  # logical pages that decode had before
     watched: Watched | None = None
     written: int = -1
 
@@ -165,6 +174,7 @@ class PrefillHooks:
             wrap("TransferInfo.from_zmq", after=self._announced)
             wrap("NixlKVManager.add_transfer_request", before=self._queues)
             wrap("NixlKVManager.send_kvcache", around=self._posts)
+            wrap("NixlKVManager.maybe_send_extra", around=self._posts_states)
             wrap("NixlKVManager._await_handles", after=self._settled)
             wrap("NixlKVManager._handle_abort_notification", before=self._abort_read)
         wrap("CommonKVManager.conclude_transfer", before=self._concludes, after=self._has_concluded)
@@ -208,7 +218,7 @@ class PrefillHooks:
         start = int(index_slice.start or 0)
         pages = _pages(kv_indices, keywords.get("indices_event"))
         chunk = Chunk(
-            held, number, bool(is_last_chunk), prefix // page_tokens + start, kv_indices, pages,
+            held, number, bool(is_last_chunk), prefix // page_tokens + start, kv_indices, pages, prefix // page_tokens,
             Watched(event) if event is not None else None,
         )  # fmt: skip
         self._learn_length(chunk, prefix, page_tokens)
@@ -293,19 +303,8 @@ class PrefillHooks:
                 source = keywords["prefill_kv_indices"] if "prefill_kv_indices" in keywords else args[0]
                 chunk.pages = _pages(source, None)
                 self._session.owners.give(chunk.held, chunk.logical, chunk.pages, shared=True)
-            about = self._recorder.about(
-                chunk.held.room,
-                chunk.held.attempt,
-                chunk.number,
-                chunk.last,
-                sglang=chunk,
-                written=lambda: self._ask(chunk),
-                awaited=chunk.watched.awaited if chunk.watched is not None else -1,
-                logical=chunk.logical,
-                pages=chunk.pages,
-                destination_pages=np.asarray(destination, np.int64),
-                item_lengths=np.asarray(manager.kv_args.kv_item_lens, np.int64),
-            )
+            args_ = manager.kv_args
+            about = self._about(chunk, destination, args_.kv_data_ptrs, args_.kv_item_lens)
         if about is None:
             return original(manager, peer_name, *args, **keywords)
         with about:
@@ -313,6 +312,52 @@ class PrefillHooks:
         with self._recorder.guard("sglang.NixlKVManager.send_kvcache"):
             self._after_post(chunk)
         return found
+
+    def _about(self, chunk: Chunk, destination: Any, pointers: Any, item_lengths: Any) -> Any:
+        """What the wire is told of a chunk's transfer; its source is looked at where it carries index-K."""
+        buffers = [self._session.buffers.of_address(int(pointer)) for pointer in pointers]
+        carries = any(buffer is not None and buffer.judged for buffer in buffers)
+        return self._recorder.about(
+            chunk.held.room,
+            chunk.held.attempt,
+            chunk.number,
+            chunk.last,
+            sglang=chunk if carries else None,
+            written=lambda: self._ask(chunk),
+            awaited=chunk.watched.awaited if chunk.watched is not None else -1,
+            logical=chunk.logical,
+            pages=chunk.pages,
+            destination_pages=np.asarray(destination, np.int64),
+            item_lengths=np.asarray(item_lengths, np.int64),
+        )
+
+    def _posts_states(self, original: Any, manager: Any, *args: Any, **keywords: Any) -> Any:
+        """Caches that travel as states, with the last chunk and for the whole request: V3.2's index-K does."""
+        tell: Any = None
+        with self._recorder.guard("sglang.NixlKVManager.maybe_send_extra"):
+            tell = self._about_states(manager, args, keywords)
+        if tell is None:
+            return original(manager, *args, **keywords)
+        with tell():
+            found = original(manager, *args, **keywords)
+        return _each(found, tell) if inspect.isgenerator(found) else found
+
+    def _about_states(self, manager: Any, args: Any, keywords: Any) -> Any:
+        chunk: Chunk | None = getattr(self._local, "chunk", None)
+        if chunk is None:
+            return None
+        named = dict(zip(("peer", "pages", "pointers", "there"), args, strict=False))
+        source = named.get("pages", keywords.get("prefill_state_indices"))
+        there = named.get("there", keywords.get("dst_state_indices"))
+        for number, pointers in enumerate(manager.kv_args.state_data_ptrs or ()):
+            buffers = [self._session.buffers.of_address(int(pointer)) for pointer in pointers]
+            if number < len(source) and any(buffer is not None and buffer.judged for buffer in buffers):
+                whole = replace(
+                    chunk, logical=chunk.prefix, pages=np.asarray(source[number], np.int64), watched=None
+                )
+                lengths = manager.kv_args.state_item_lens[number]
+                return lambda: self._about(whole, there[number], pointers, lengths)
+        return None
 
     def _ask(self, chunk: Chunk) -> int:
         """Asked just before the post: is what wrote the source pages over?"""
@@ -424,6 +469,20 @@ def _pages(indices: Any, event: Any) -> I64:
     if event is not None:
         return np.zeros(0, np.int64)
     return np.asarray(indices, np.int64).copy()
+
+
+def _each(posts: Any, tell: Any) -> Any:
+    """What a generator gives, which posts a transfer each time it is asked for more."""
+    try:
+        while True:
+            with tell():
+                try:
+                    handle = next(posts)
+                except StopIteration as over:
+                    return over.value
+            yield handle
+    finally:
+        posts.close()
 
 
 def install(session: Session) -> None:

@@ -58,12 +58,14 @@ HOOKS: tuple[Target, ...] = (
     ),
 )
 
+#: Kernels that round on the way to 16 bits: the bound of logits is that of fp32, so theirs are not recorded.
+ROUNDING = frozenset({"torch", "torch sm120"})
 _BUDGET = 64 * 2**20  #: most bytes of pages that one pass may take at reads
 
 
 def install(session: Session) -> None:
     """Hook the logits functions and the layer around them."""
-    hooks = ReadHooks(session, session.steps)
+    hooks = session.reads = ReadHooks(session, session.steps)
     for name, (_, kernel, variable) in KERNELS.items():
         if not variable or os.environ.get(variable, "").strip().lower() in ("1", "true", "yes"):
             session.patches.wrap(name, around=hooks.kernel(kernel))
@@ -77,6 +79,7 @@ class _Layer:
 
     rows: int = 0  # query rows that kernels have done so far
     k: int = -1
+    busy: bool = False  # a kernel runs: what it calls is a part of it
     reads: list[Taken] = field(default_factory=list)
 
 
@@ -132,6 +135,16 @@ class ReadHooks:
                     taken.k = layer.k
         return found
 
+    def plain_layer(self, original: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
+        """Around a layer whose top-k is not taken: kernels below it belong to this call."""
+        if self.steps.now is None:
+            return original(*args, **keywords)
+        self._now = _Layer()
+        try:
+            return original(*args, **keywords)
+        finally:
+            self._now = None
+
     # -- the kernel ------------------------------------------------------------------------------------------
 
     def kernel(self, name: str) -> Callable[..., Any]:
@@ -139,13 +152,23 @@ class ReadHooks:
 
         def around(original: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
             step, layer = self.steps.now, self._now
-            if step is None or layer is None or len(args) < 5:
+            if step is None:
+                return original(*args, **keywords)
+            if layer is None or len(args) < 5:
+                with self.recorder.guard("sglang.read"):
+                    self.incomplete("a read by a layer that is not hooked")
+                return original(*args, **keywords)
+            if layer.busy:
                 return original(*args, **keywords)
             taken: Taken | None = None
             with self.recorder.guard("sglang.read"):
                 taken = self._before(step, layer, name, *args[:5])
             mark = self.recorder.mark()
-            logits = original(*args, **keywords)
+            layer.busy = True
+            try:
+                logits = original(*args, **keywords)
+            finally:
+                layer.busy = False
             with self.recorder.guard("sglang.read"):
                 if taken is not None:
                     taken.stamp = self.recorder.stamp(mark, step.line)
@@ -216,7 +239,8 @@ class ReadHooks:
                 query.reshape(query.shape[0], -1).view(_bytes()).index_select(0, rows)
             )
             taken.weights = step.job.take(weights.index_select(0, rows).float())
-            taken.logits = step.job.take(logits[:, :longest].index_select(0, rows))
+            if taken.kernel not in ROUNDING:
+                taken.logits = step.job.take(logits[:, :longest].index_select(0, rows))
         taken.lengths = step.job.take(lengths.reshape(-1).index_select(0, rows))
         taken.table = step.job.take(
             table[:, : self._width(taken.rows, taken.buffer, table)].index_select(0, rows)

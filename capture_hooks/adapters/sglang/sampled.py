@@ -80,8 +80,9 @@ def tell(recorder: Recorder, step: Step, taken: Taken, arrays: list[npt.NDArray[
             more = {
                 "query": E4M3[arrays[taken.query][place]],
                 "weights": np.array(arrays[taken.weights][place], np.float32),
-                "logits": np.array(arrays[taken.logits][place][:rows], np.float32),
             }
+            if taken.logits >= 0:
+                more["logits"] = np.array(arrays[taken.logits][place][:rows], np.float32)
             if taken.top_k >= 0:
                 wanted = taken.k if taken.k > 0 else arrays[taken.top_k].shape[1]
                 more["top_k"] = request_rows(

@@ -41,7 +41,8 @@ class Session:
     * ``wire``: the adapter of the transfer library, ``None`` where there is none; lists ``before_post`` and
       ``after_state`` on it are called with each transfer;
     * ``runner``: the model runner, ``None`` where managers are used without one;
-    * ``steps``: ``steps.Steps``, the forward passes; ``steps.passed()`` asks which of them are over.
+    * ``steps``: ``steps.Steps``, the forward passes; ``steps.passed()`` asks which of them are over;
+    * ``stores``, ``reads``: ``store.StoreHooks`` and ``read.ReadHooks``.
     """
 
     def __init__(
@@ -65,6 +66,8 @@ class Session:
         self.owners = Owners(recorder, self.requests, self.buffers, self.patches.own("pages", "alloc"))
         self.runner: Any = None
         self.steps: Any = None
+        self.stores: Any = None
+        self.reads: Any = None
         self.wire: Any = None
         self.scheduler: Any = None
         self._told = threading.Event()

@@ -60,7 +60,7 @@ _ROPE_DIM = 64
 
 def install(session: Session) -> None:
     """Hook the store and the tripwires."""
-    hooks = StoreHooks(session, session.steps)
+    hooks = session.stores = StoreHooks(session, session.steps)
     session.patches.wrap("store", around=hooks.store)
     session.patches.wrap("store_layer", around=hooks.layer)
     for name in _SETTERS:

@@ -65,7 +65,7 @@ class Model:
             deep_gemm = importlib.import_module("deep_gemm")
         else:
             deep_gemm = types.ModuleType("deep_gemm")
-            deep_gemm.fp8_paged_mqa_logits = _twin_logits  # type: ignore[attr-defined]
+            deep_gemm.fp8_paged_mqa_logits = twin_logits  # type: ignore[attr-defined]
             sys.modules["deep_gemm"] = deep_gemm
             compressor.compress_norm_rope_store = _twin_store
         self.deep_gemm = deep_gemm
@@ -343,8 +343,15 @@ def _twin_store(kv: Any, plan: Any, *, norm_weight: Any, norm_eps: float, freq_c
         store_torch(LAYOUTS["fp8"], kvcache, out_loc[place], kv[chosen], rope, norm_weight, norm_eps)
 
 
-def _twin_logits(
-    query: Any, cache: Any, weights: Any, lengths: Any, table: Any, schedule: Any, most: int, clean: bool
+def twin_logits(
+    query: Any,
+    cache: Any,
+    weights: Any,
+    lengths: Any,
+    table: Any,
+    schedule: Any,
+    most: int,
+    clean_logits: bool = False,
 ) -> Any:
     from capture_hooks.layouts import LAYOUTS
     from replay.kernels.twins import read_torch
