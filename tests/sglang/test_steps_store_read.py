@@ -20,7 +20,8 @@ from capture_hooks.adapters.sglang.plans import Span, written_rows  # noqa: E402
 from capture_hooks.adapters.sglang.read import ReadHooks  # noqa: E402
 from capture_hooks.adapters.sglang.requests import room_of  # noqa: E402
 from capture_hooks.adapters.sglang.sampled import E4M3, request_rows  # noqa: E402
-from capture_hooks.adapters.sglang.steps import Steps, ints, runs, written_pages  # noqa: E402
+from capture_hooks.adapters.sglang.step_pages import runs, written_pages  # noqa: E402
+from capture_hooks.adapters.sglang.steps import Steps, ints  # noqa: E402
 from capture_hooks.adapters.sglang.store import StoreHooks  # noqa: E402
 from replay.judge import judge  # noqa: E402
 from replay.trace.reader import open_trace  # noqa: E402

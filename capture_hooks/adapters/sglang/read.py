@@ -19,7 +19,8 @@ import numpy as np
 import numpy.typing as npt
 
 from capture_hooks.adapters.sglang.sampled import Taken, page_count, tell
-from capture_hooks.adapters.sglang.steps import Row, Step, Steps
+from capture_hooks.adapters.sglang.step import Row, Step
+from capture_hooks.adapters.sglang.steps import Steps
 from capture_hooks.adapters.sglang.versions import EVERYWHERE, Target, at
 from capture_hooks.codec import StampTuple
 from capture_hooks.events import Read

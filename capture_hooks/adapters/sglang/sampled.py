@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from capture_hooks.adapters.sglang.steps import Row, Step
+from capture_hooks.adapters.sglang.step import Row, Step
 from capture_hooks.codec import StampTuple
 from capture_hooks.events import Read, Snapshot
 from capture_hooks.layouts import LAYOUTS

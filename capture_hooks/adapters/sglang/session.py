@@ -42,7 +42,8 @@ class Session:
       ``after_state`` on it are called with each transfer;
     * ``runner``: the model runner, ``None`` where managers are used without one;
     * ``steps``: ``steps.Steps``, the forward passes; ``steps.passed()`` asks which of them are over;
-    * ``stores``, ``reads``: ``store.StoreHooks`` and ``read.ReadHooks``.
+    * ``stores``, ``reads``: ``store.StoreHooks`` and ``read.ReadHooks``;
+    * ``worker``: ``worker.WorkerHooks`` of the prefill side; ``worker.queue`` hands a chunk over.
     """
 
     def __init__(
@@ -68,6 +69,7 @@ class Session:
         self.steps: Any = None
         self.stores: Any = None
         self.reads: Any = None
+        self.worker: Any = None
         self.wire: Any = None
         self.scheduler: Any = None
         self._told = threading.Event()

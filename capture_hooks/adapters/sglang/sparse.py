@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from capture_hooks.adapters.sglang.steps import Step
+from capture_hooks.adapters.sglang.step import Step
 from capture_hooks.adapters.sglang.versions import Target, at
 from capture_hooks.events import Store
 

@@ -15,27 +15,22 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import numpy.typing as npt
 
-from capture_hooks.adapters.sglang.pools import PoolBuffer
 from capture_hooks.adapters.sglang.requests import Held
+from capture_hooks.adapters.sglang.step import Row, Seen, Step
+from capture_hooks.adapters.sglang.step_pages import StepPages
 from capture_hooks.adapters.sglang.versions import Target, at
-from capture_hooks.codec import StampTuple
 from capture_hooks.events import Order, Snapshot, Store
-from capture_hooks.layouts import LAYOUTS
-from capture_hooks.taps.pages import device_tap, emit_snapshot
+from capture_hooks.taps.pages import device_tap
 
 if TYPE_CHECKING:
     from capture_hooks.adapters.sglang.session import Session
-    from capture_hooks.taps.device import DeviceTap, Job
+    from capture_hooks.taps.device import DeviceTap
 
-I64 = npt.NDArray[np.int64]
-Part = Callable[["Step", list[npt.NDArray[Any]]], None]
 
 HOOKS: tuple[Target, ...] = (
     Target("run_batch", "step", at("managers.scheduler", "Scheduler.run_batch"), takes=("batch",)),
@@ -48,55 +43,6 @@ HOOKS: tuple[Target, ...] = (
 )
 
 _MAX_KNOWN = 8192  #: requests whose reads are counted
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One request of a batch: ``index`` is its place, ``start`` its first query token; lengths are in
-    tokens.
-    """
-
-    index: int
-    held: Held
-    before: int
-    length: int
-    start: int
-
-
-@dataclass(slots=True)
-class Seen:
-    """What was recorded of one request so far."""
-
-    reads: int = 0
-    due: bool = True  # its next read is recorded with bytes
-    table: I64 = field(default_factory=lambda: np.zeros(0, np.int64))
-    shared: int = -1  # logical pages that it took over from others; -1 before its first pass
-    pages: int = 0  # logical pages that its passes tell of
-    passes: list[tuple[int, int]] = field(default_factory=list)  # extend passes: number, pages by then
-
-
-@dataclass(slots=True)
-class Step:
-    """One pass while it runs. ``parts`` are run in order with the job's arrays when it has arrived."""
-
-    number: int
-    extend: bool
-    rows: list[Row]
-    line: int
-    begin: tuple[int, int]  # sequence number and time at its begin
-    job: Job
-    parts: list[Part] = field(default_factory=list)
-    stores: set[int] = field(default_factory=set)  # buffers whose store was seen
-    closing: list[Callable[[], None]] = field(default_factory=list)  # taken when the pass is over
-    once: dict[Any, int] = field(default_factory=dict)  # tensors taken once for all layers
-    extra: dict[Any, Any] = field(default_factory=dict)
-
-    def take_once(self, what: str, tensor: Any) -> int:
-        """Add a tensor that several layers share; returns its place among the arrays."""
-        key = (what, int(tensor.data_ptr()), tuple(tensor.shape))
-        if key not in self.once:
-            self.once[key] = self.job.take(tensor)
-        return self.once[key]
 
 
 def install(session: Session) -> None:
@@ -129,6 +75,7 @@ class Steps:
         self._lock = threading.Lock()
         self._local = threading.local()
         self._tap: DeviceTap | None = None
+        self._pages = StepPages(session, self.seen)
 
     # -- the hooks -------------------------------------------------------------------------------------------
 
@@ -232,7 +179,7 @@ class Steps:
             self.graphs += 1
             for tell_graph in self.on_graph:
                 tell_graph(step)
-        self._pages(step, tap, runner, batch)
+        self._pages.take(step, tap, runner, batch)
         for close in step.closing:
             close()
         key = f"{self.session.role}{self.session.rank}.done.{step.number}"
@@ -302,121 +249,6 @@ class Steps:
             self._known.popitem(last=False)
         return found
 
-    # -- pages -----------------------------------------------------------------------------------------------
-
-    def _pages(self, step: Step, tap: DeviceTap, runner: Any, batch: Any) -> None:
-        """Put by the pages of the step's requests, and the bytes of those that it wrote."""
-        from capture_hooks.taps.device import gather
-
-        buffers = self.session.buffers
-        judged = buffers.judged
-        if not judged:
-            return
-        tokens = page_tokens(judged[0])
-        written = [
-            (row, logical)
-            for row in step.rows
-            for logical in written_pages(row.before, row.length, judged[0].tokens_per_row, tokens)
-        ]
-        known = [(row, logical) for row in step.rows for logical in self._wanted(step, row, tokens)]
-        looks = written if self.recorder.options.tap("store") else []
-        pairs = looks + known
-        if not pairs:
-            return
-        table = runner.req_to_token_pool.req_to_token
-        places = np.array([[row.index, logical * tokens] for row, logical in pairs], np.int64)
-        on_device = tap.upload(places)
-        rows = batch.req_pool_indices.index_select(
-            0, on_device[:, 0].clamp(0, batch.req_pool_indices.shape[0] - 1)
-        )
-        flat = (rows.long() * table.shape[1] + on_device[:, 1]).clamp(0, table.numel() - 1)
-        pages = table.reshape(-1).index_select(0, flat).long() // tokens
-        at_pages = step.job.take(pages)
-        mark = self.recorder.mark()
-        at_bytes = [
-            step.job.take(gather(b.tensor, pages[: len(looks)], LAYOUTS[b.format].page_bytes))
-            for b in judged
-            if looks
-        ]
-        stamp = self.recorder.stamp(mark, step.line)
-        count = len(looks)
-
-        def finish(step: Step, arrays: list[npt.NDArray[Any]]) -> None:
-            found = arrays[at_pages]
-            self._allocs(step, known, found[count:])
-            for buffer, place in zip(judged, at_bytes, strict=False):
-                self._stored(step, buffer, looks, found[:count], arrays[place], stamp)
-
-        step.parts.insert(0, finish)
-
-    def _wanted(self, step: Step, row: Row, tokens: int) -> Iterable[int]:
-        """Logical pages of a row whose place is asked for: all in an extend pass or the first one, else a new
-        page.
-        """
-        seen = self.seen(row.held)
-        first = seen.shared < 0
-        if first:
-            seen.shared = row.before // tokens if self.session.role != "decode" else 0
-        last = (row.length - 1) // tokens
-        seen.pages = max(seen.pages, last + 1)
-        if step.extend:
-            seen.passes.append((step.number, last + 1))
-        if step.extend or first:
-            return range(last + 1)
-        return range(last, last + 1) if (row.length - 1) % tokens == 0 else ()
-
-    def _allocs(self, step: Step, pairs: list[tuple[Row, int]], pages: I64) -> None:
-        """Tell pages that a request did not have before."""
-        stamp = self._at_begin(step)
-        by_row: dict[int, list[tuple[int, int]]] = {}
-        held_of = {row.index: row.held for row, _ in pairs}
-        for (row, logical), page in zip(pairs, pages.tolist(), strict=True):
-            by_row.setdefault(row.index, []).append((logical, page))
-        for index, entries in by_row.items():
-            held = held_of[index]
-            news = [(logical, page) for logical, page in entries if held.pages.get(logical) != page]
-            shared = max(0, self.seen(held).shared)
-            for first, run, theirs in runs(news, shared, held.pages):
-                self.session.owners.give(held, first, run, shared=theirs, stamp=stamp)
-
-    def _at_begin(self, step: Step) -> StampTuple:
-        """A stamp at the begin of a step, on its stream: what was so when the pass began."""
-        seq, now = step.begin
-        return seq, seq, self.recorder.stamp()[2], step.line, now, now
-
-    def _stored(
-        self,
-        step: Step,
-        buffer: PoolBuffer,
-        looks: list[tuple[Row, int]],
-        pages: I64,
-        data: npt.NDArray[np.uint8],
-        stamp: StampTuple,
-    ) -> None:
-        """ST of the pages that the pass wrote, one record a request."""
-        held_buffer = self.recorder.inventory.buffer(buffer.number)
-        start = 0
-        while start < len(looks):
-            row = looks[start][0]
-            stop = start
-            while stop < len(looks) and looks[stop][0] is row:
-                stop += 1
-            logical = np.array([k for _, k in looks[start:stop]], np.int64)
-            bare = Snapshot(
-                "ST", "", row.held.room, row.held.attempt, buffer.number, -1, step.number,
-                row.length // buffer.tokens_per_row,
-            )  # fmt: skip
-            emit_snapshot(
-                self.recorder,
-                held_buffer,
-                bare,
-                np.array(pages[start:stop]),
-                logical,
-                data[start:stop],
-                stamp,
-            )
-            start = stop
-
 
 def ints(values: Any) -> list[int]:
     """Whole numbers of a list or of a tensor that is on the host; empty for anything else (a device is not
@@ -428,36 +260,6 @@ def ints(values: Any) -> list[int]:
     if device is not None and device.type != "cpu":
         return []
     return [int(v) for v in (values.tolist() if hasattr(values, "tolist") else values)]
-
-
-def page_tokens(buffer: PoolBuffer) -> int:
-    """Tokens whose rows share a page of the buffer."""
-    return LAYOUTS[buffer.format].rows * buffer.tokens_per_row
-
-
-def written_pages(before: int, length: int, tokens_per_row: int, tokens: int) -> range:
-    """Logical pages to which a pass from ``before`` to ``length`` tokens writes rows (a row is written with
-    its last token).
-    """
-    first, last = before // tokens_per_row, length // tokens_per_row - 1
-    rows = tokens // tokens_per_row
-    return range(first // rows, last // rows + 1) if last >= first else range(0)
-
-
-def runs(news: list[tuple[int, int]], shared: int, had: dict[int, int]) -> list[tuple[int, list[int], bool]]:
-    """Adjacent logical pages with one answer to "was it another's?": (first logical page, pages, shared).
-
-    Pages of a prefix that was there before are another's; so is a page that replaces one which the request
-    had: the prefix tree has put an equal one in its place.
-    """
-    found: list[tuple[int, list[int], bool]] = []
-    for logical, page in sorted(news):
-        theirs = logical < shared or logical in had
-        if found and found[-1][0] + len(found[-1][1]) == logical and found[-1][2] == theirs:
-            found[-1][1].append(page)
-        else:
-            found.append((logical, [page], theirs))
-    return found
 
 
 def _is_decode(batch: Any) -> bool:

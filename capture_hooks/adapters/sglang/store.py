@@ -19,7 +19,8 @@ import numpy as np
 import numpy.typing as npt
 
 from capture_hooks.adapters.sglang.plans import Span, Written, written_rows
-from capture_hooks.adapters.sglang.steps import Row, Step, Steps
+from capture_hooks.adapters.sglang.step import Row, Step
+from capture_hooks.adapters.sglang.steps import Steps
 from capture_hooks.adapters.sglang.versions import Target, at
 from capture_hooks.codec import StampTuple
 from capture_hooks.events import Store, StoreParams

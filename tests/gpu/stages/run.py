@@ -27,6 +27,7 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -118,9 +119,10 @@ class Pair:
         told = {"port": port, "pages": 96, "device": options.device}
         told |= {"engine_device": options.engine_device or options.device}
         self.processes, self.ends = [], {}
+        sockets = Path(tempfile.mkdtemp(prefix="kvr"))  # the name of a socket has to be short
         listeners = []
         for role in ("prefill", "decode"):
-            address = str(self.folder / f"{role}.socket")
+            address = str(sockets / role)
             listener = Listener(address)
             log = self.folder / f"{role}.log"
             with log.open("wb") as handle:
