@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from capture_hooks.events import BY_TABLE, schema
+from capture_hooks.events import BY_TABLE
+from capture_hooks.records import schema
 from replay.order import Moment, moment
 from replay.words import counted
 

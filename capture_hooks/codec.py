@@ -27,7 +27,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from capture_hooks.events import BY_TABLE, EVENTS, Event, Stamp, schema
+from capture_hooks.events import BY_TABLE, EVENTS
+from capture_hooks.records import Event, Stamp, schema
 
 FORMAT = "kv-replay/journal"
 VERSION = (1, 0)  # a reader accepts every minor version of its major version

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from capture_hooks.events import Buffer, Event
+from capture_hooks.events import Buffer
 from capture_hooks.layouts import Layout
 from capture_hooks.layouts import layout as layout_named
+from capture_hooks.records import Event
 from capture_hooks.regions import Regions
 
 U8 = npt.NDArray[np.uint8]

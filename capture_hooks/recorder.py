@@ -27,13 +27,14 @@ import numpy.typing as npt
 
 from capture_hooks.codec import ENCODERS, Encoded, StampTuple
 from capture_hooks.control import Control
-from capture_hooks.events import Content, Event, Order, Process, StoreParams, Trigger
+from capture_hooks.events import Content, Order, Process, StoreParams, Trigger
 from capture_hooks.hooktable import About, Guard, HookTable, Scope
 from capture_hooks.identity import describe, file_name
 from capture_hooks.inventory import Inventory
 from capture_hooks.journal import JournalError, JournalWriter
 from capture_hooks.keeper import Keeper
 from capture_hooks.options import Options
+from capture_hooks.records import Event
 from capture_hooks.seal_child import start_seal
 
 _log = logging.getLogger("kv_replay")
@@ -156,7 +157,7 @@ class Recorder:
         return Mark(next(self._seq), time.monotonic_ns())
 
     def stamp(self, mark: Mark | None = None, stream: int = -1) -> StampTuple:
-        """The stamp of a record made now by this thread, in the order of ``events.Stamp``."""
+        """The stamp of a record made now by this thread, in the order of ``records.Stamp``."""
         try:
             thread = self._local.number
         except AttributeError:

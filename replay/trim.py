@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from capture_hooks.events import Loss, Stamp, Trim
+from capture_hooks.events import Loss, Trim
+from capture_hooks.records import Stamp
 from replay.judge import judge
 from replay.judge_options import JudgeOptions
 from replay.keep import ALL, REACH, RULES, Kept, keep

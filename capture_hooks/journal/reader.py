@@ -10,9 +10,10 @@ from zlib import crc32
 
 from capture_hooks import frames
 from capture_hooks.codec import PREFIX, CodecError, Decoder, schema_json
-from capture_hooks.events import Clock, Event, Process, Stamp
+from capture_hooks.events import Clock, Process
 from capture_hooks.frames import Cut
 from capture_hooks.journal.error import JournalError, error_name
+from capture_hooks.records import Event, Stamp
 
 _MAX_CUTS = 10_000
 

@@ -12,9 +12,10 @@ from zlib import crc32
 
 from capture_hooks import frames
 from capture_hooks.codec import PREFIX, Encoded, StampTuple, encode, schema_json
-from capture_hooks.events import BY_KIND, Clock, Content, Event, Hook, Loss, Process, Stamp
+from capture_hooks.events import BY_KIND, Clock, Content, Hook, Loss, Process
 from capture_hooks.journal.error import JournalError, error_name
 from capture_hooks.options import Options
+from capture_hooks.records import Event, Stamp
 
 Level = Literal["bytes", "digests", "counters", "closed"]
 

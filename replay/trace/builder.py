@@ -21,11 +21,9 @@ import numpy.typing as npt
 from capture_hooks.events import (
     EVENTS,
     Alloc,
-    ArraySpec,
     Buffer,
     Clock,
     Copy,
-    Event,
     Free,
     Hook,
     Loss,
@@ -39,15 +37,14 @@ from capture_hooks.events import (
     Request,
     Send,
     Snapshot,
-    Stamp,
     Store,
     StoreParams,
     TransferState,
     Trigger,
     Trim,
-    schema,
 )
 from capture_hooks.layouts import OPAQUE, layout
+from capture_hooks.records import ArraySpec, Event, Stamp, schema
 from replay.trace.writer import TraceWriter
 from replay.words import counted
 

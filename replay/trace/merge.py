@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from capture_hooks.events import Process, schema
+from capture_hooks.events import Process
+from capture_hooks.records import schema
 from replay.trace.content_writer import Pages
 from replay.trace.errors import TraceError
 from replay.trace.reader import ProcessInfo, Ragged, Table, Trace, open_trace

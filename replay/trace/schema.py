@@ -13,7 +13,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from capture_hooks.events import EVENTS, ArraySpec, Content, Event, Snapshot, schema
+from capture_hooks.events import EVENTS, Content, Snapshot
+from capture_hooks.records import ArraySpec, Event, schema
 
 FORMAT = "kv-replay-trace"
 #: A minor version may only add groups, datasets and attributes; anything else needs a new major version.

@@ -12,8 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from capture_hooks.digest import digest_pages, page_digests
-from capture_hooks.events import EVENTS, Buffer, Content, Event, Process, Snapshot, Stamp, schema
+from capture_hooks.events import EVENTS, Buffer, Content, Process, Snapshot
 from capture_hooks.layouts import LAYOUTS, Layout
+from capture_hooks.records import Event, Stamp, schema
 from replay.trace.blobs import BlobWriter, blob_key
 from replay.trace.content_writer import ContentWriter, Pages
 from replay.trace.hdf5 import Appender, NewFile

@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 
 from capture_hooks import frames
 from capture_hooks.codec import Decoder, encode, schema_json
-from capture_hooks.events import EVENTS, Alloc, Clock, Event, Loss, Process, Send, Snapshot, Stamp, schema
+from capture_hooks.events import EVENTS, Alloc, Clock, Loss, Process, Send, Snapshot
 from capture_hooks.journal import JournalError, JournalReader, JournalWriter
 from capture_hooks.options import Options
+from capture_hooks.records import Event, Stamp, schema
 
 i64 = st.integers(-(2**63), 2**63 - 1)
 stamps = st.builds(Stamp, i64, i64, i64, i64, i64, i64)

@@ -10,9 +10,10 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from capture_hooks.events import EVENTS, Content, Event, Process, Snapshot, Stamp, schema
+from capture_hooks.events import EVENTS, Content, Process, Snapshot
 from capture_hooks.journal import JournalWriter
 from capture_hooks.options import Options
+from capture_hooks.records import Event, Stamp, schema
 from replay.trace.builder import TraceBuilder
 from replay.trace.merge import merge
 from replay.trace.reader import Trace, open_trace

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from capture_hooks.events import Event, schema
+from capture_hooks.records import Event, schema
 from replay.trace import builder
 from replay.trace.schema import PROCESS_COLUMNS, TABLES
 from tests.scenarios.scene import Job, Scene

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from capture_hooks.digest import digest_pages, page_digests
-from capture_hooks.events import EVENTS, Content, Process, schema
+from capture_hooks.events import EVENTS, Content, Process
 from capture_hooks.layouts import LAYOUTS
+from capture_hooks.records import schema
 from replay.trace.builder import COVERS, ProcessBuilder, TraceBuilder
 from replay.trace.reader import open_trace
 from replay.writing import WriteError

@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 
 from capture_hooks.digest import digest_pages
-from capture_hooks.events import Buffer, Content, Event, Loss, Process, Snapshot, Stamp
+from capture_hooks.events import Buffer, Content, Loss, Process, Snapshot
 from capture_hooks.journal import JournalReader
 from capture_hooks.layouts import LAYOUTS
 from capture_hooks.options import Options
 from capture_hooks.recorder import Recorder
+from capture_hooks.records import Event, Stamp
 from capture_hooks.taps import host
 from capture_hooks.taps.host import snapshot
 

@@ -18,21 +18,10 @@ import zstandard
 
 from capture_hooks import frames
 from capture_hooks.codec import PREFIX, encode, schema_json
-from capture_hooks.events import (
-    Alloc,
-    Clock,
-    Content,
-    Event,
-    Loss,
-    Order,
-    Process,
-    Send,
-    Snapshot,
-    Stamp,
-    Store,
-)
+from capture_hooks.events import Alloc, Clock, Content, Loss, Order, Process, Send, Snapshot, Store
 from capture_hooks.journal import JournalError, JournalReader, JournalWriter
 from capture_hooks.options import Options
+from capture_hooks.records import Event, Stamp
 
 PROCESS = Process("prefill", rank=2, run="abc", host="h", engine="lab", mode="pages")
 
@@ -218,7 +207,8 @@ CHILD = """
 import resource, signal, sys
 from pathlib import Path
 import numpy as np
-from capture_hooks.events import Alloc, Process, Stamp, Store
+from capture_hooks.events import Alloc, Process, Store
+from capture_hooks.records import Stamp
 from capture_hooks.journal import JournalWriter
 path, limit, lift = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 writer = JournalWriter(path, Process("prefill"))

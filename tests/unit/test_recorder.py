@@ -24,13 +24,11 @@ from capture_hooks.events import (
     Buffer,
     Clock,
     Content,
-    Event,
     Hook,
     Loss,
     Order,
     Process,
     Read,
-    Stamp,
     Store,
     StoreParams,
     Trigger,
@@ -38,6 +36,7 @@ from capture_hooks.events import (
 from capture_hooks.journal import JournalError, JournalReader
 from capture_hooks.options import Options
 from capture_hooks.recorder import Recorder
+from capture_hooks.records import Event, Stamp
 
 ROOT = Path(__file__).parents[2]
 

@@ -8,10 +8,11 @@ import numpy as np
 import numpy.typing as npt
 
 from capture_hooks.digest import digest_pages
-from capture_hooks.events import Buffer, Clock, Event, Process, Snapshot, Store
+from capture_hooks.events import Buffer, Clock, Process, Snapshot, Store
 from capture_hooks.journal import JournalWriter
 from capture_hooks.layouts import LAYOUTS
 from capture_hooks.options import Options
+from capture_hooks.records import Event
 from replay.trace.builder import TraceBuilder
 from replay.trace.reader import Trace
 from replay.trace.schema import STAMPS, TABLES
