@@ -38,6 +38,7 @@ MODULES: tuple[str, ...] = (
     "store",
     "read",
     "sparse",
+    "worker",
     "prefill",
     "decode",
     "alarms",

@@ -24,6 +24,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -119,10 +120,10 @@ class Pair:
         told = {"port": port, "pages": 96, "device": options.device}
         told |= {"engine_device": options.engine_device or options.device}
         self.processes, self.ends = [], {}
-        sockets = Path(tempfile.mkdtemp(prefix="kvr"))  # the name of a socket has to be short
+        self.sockets = Path(tempfile.mkdtemp(prefix="kvr"))  # the name of a socket has to be short
         listeners = []
         for role in ("prefill", "decode"):
-            address = str(sockets / role)
+            address = str(self.sockets / role)
             listener = Listener(address)
             log = self.folder / f"{role}.log"
             with log.open("wb") as handle:
@@ -165,6 +166,7 @@ class Pair:
                 process.wait(20)
             except subprocess.TimeoutExpired:
                 process.kill()
+        shutil.rmtree(self.sockets, ignore_errors=True)
 
 
 def prefill_and_send(pair: Pair, case: Case) -> None:
