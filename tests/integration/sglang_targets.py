@@ -69,6 +69,50 @@ def patch(version: str, role: str) -> dict[str, Any]:
     return {"hooks": recorder.hooks, "summary": summary, "wrapped": wrapped, "left": left}
 
 
+def unnoticed(version: str) -> list[str]:
+    """Targets of which nothing is said when their function is not there any more (renamed, moved, deleted)."""
+    from capture_hooks.adapters.sglang import plugin, versions
+
+    silent = []
+    for target in plugin.targets():
+        place = target.place(version)
+        if place is None or versions.problem(target, version):
+            continue
+        found = versions.resolve(place)
+        holders = found.owner.__mro__ if isinstance(found.owner, type) else (found.owner,)
+        holder = next(one for one in holders if found.attribute in vars(one))
+        delattr(holder, found.attribute)
+        if not versions.problem(target, version):
+            silent.append(target.name)
+        setattr(holder, found.attribute, found.raw)
+    return silent
+
+
+def passed_by(version: str) -> dict[str, Any]:
+    """What is told of a hook whose function somebody replaces while the server runs."""
+    from sglang.srt.disaggregation.nixl.conn import NixlKVManager
+
+    from capture_hooks.adapters.sglang import plugin
+    from capture_hooks.adapters.sglang.patch import Patches
+
+    recorder = Recorder()
+    patches = Patches(recorder, plugin.targets(), version, "prefill")  # type: ignore[arg-type]
+    plain = NixlKVManager.send_kvcache
+    for name in ("NixlKVManager.send_kvcache", "FastQueue.get"):
+        patches.wrap(name, before=lambda *_, **__: None)
+    del plain
+    before = recorder.hooks["sglang.NixlKVManager.send_kvcache"]["complete"]
+    NixlKVManager.send_kvcache = lambda *_, **__: None
+    patches.look_again()
+    patches.look_again()
+    told = {name: [hook["complete"], hook["note"]] for name, hook in recorder.hooks.items()}
+    wrapper = patches._patched[0].wrapper
+    NixlKVManager.send_kvcache = wrapper
+    del wrapper
+    patches.restore()
+    return {"before": before, "told": told}
+
+
 def off() -> dict[str, Any]:
     """What SGLang's own loading of its plug-ins does without ``KV_REPLAY_CAPTURE``."""
     import time
@@ -123,6 +167,14 @@ def main() -> None:
         "roles": {role: patch(layout.version, role) for role in versions.ROLES},
     }
 
+    from sglang.srt.server_args import ServerArgs
+
+    from capture_hooks.adapters.sglang import store
+
+    arguments = ServerArgs(model_path="dummy", device="cpu")
+    found["arguments"] = [name for name in store.OTHERS if hasattr(arguments, name)]
+    found["unnoticed"] = unnoticed(layout.version)
+    found["passed_by"] = passed_by(layout.version)
     held = {"send": importlib.import_module("sglang.srt.disaggregation.nixl.conn").NixlKVManager.send_kvcache}
     found["held"] = patch(layout.version, "prefill")["hooks"]["sglang.NixlKVManager.send_kvcache"]
     held.clear()

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from capture_hooks.adapters.sglang.store import OTHERS
 from tests.integration import sglang_pair
 
 SCRIPT = Path(__file__).with_name("sglang_targets.py")
@@ -76,6 +77,24 @@ def test_a_reference_that_passes_a_hook_by_is_found(found: dict[str, Any]) -> No
     assert found["held"]["state"] == "attached"
     assert not found["held"]["complete"]
     assert "holds the original" in found["held"]["note"]
+
+
+def test_no_target_can_go_unnoticed(found: dict[str, Any]) -> None:
+    assert found["unnoticed"] == []
+
+
+def test_a_function_that_is_replaced_while_the_server_runs_is_told(found: dict[str, Any]) -> None:
+    told = found["passed_by"]
+    assert told["before"]
+    assert told["told"] == {
+        "sglang.NixlKVManager.send_kvcache": [False, "the function was replaced after it was hooked"],
+        "sglang.FastQueue.get": [True, ""],
+    }
+
+
+def test_arguments_that_bring_other_writers_are_there(found: dict[str, Any]) -> None:
+    newer = {"enable_nvidia_megakernel"} if found["layout"][1] == "0.5.16" else set()
+    assert set(OTHERS) - set(found["arguments"]) == newer
 
 
 def test_a_renamed_function_is_noticed(found: dict[str, Any]) -> None:

@@ -22,7 +22,8 @@ from capture_hooks.adapters.sglang.requests import room_of  # noqa: E402
 from capture_hooks.adapters.sglang.sampled import E4M3, request_rows  # noqa: E402
 from capture_hooks.adapters.sglang.step_pages import runs, written_pages  # noqa: E402
 from capture_hooks.adapters.sglang.steps import Steps, ints  # noqa: E402
-from capture_hooks.adapters.sglang.store import StoreHooks  # noqa: E402
+from capture_hooks.adapters.sglang.store import OTHERS, StoreHooks  # noqa: E402
+from capture_hooks.adapters.sglang.versions import REPLACED  # noqa: E402
 from replay.judge import judge  # noqa: E402
 from replay.trace.reader import open_trace  # noqa: E402
 from replay.verdict import Verdict  # noqa: E402
@@ -182,13 +183,14 @@ def test_a_pass_that_replays_a_graph_closes_the_rungs_that_it_hides(tmp_path: Pa
         assert "CUDA graph" in note
 
 
-@pytest.mark.parametrize("argument", ["enable_hierarchical_cache", "enable_memory_saver"])
+@pytest.mark.parametrize("argument", list(OTHERS))
 def test_a_writer_that_is_not_hooked_closes_the_rung_of_the_store(tmp_path: Path, argument: str) -> None:
     recorder = Recorder(Options(capture=tmp_path, mode="full", seal=False), Process(role="server"))
     engine = FakeEngine(recorder)
     engine.runner.server_args = SimpleNamespace(**{argument: True})
     hook(engine)
     recorder.hook("sglang.store", "store")
+    recorder.hook("sglang.read_deep_gemm", "read")
     engine.step([engine.start(8, 40, 1)], [40])
     tap = device_tap(recorder)
     assert tap is not None
@@ -203,7 +205,9 @@ def test_a_writer_that_is_not_hooked_closes_the_rung_of_the_store(tmp_path: Path
         ]
         verdict = judge(trace)
     assert argument in notes[-1]
-    assert "store" not in verdict.coverage["server rank 0"]["covered"]
+    covered = verdict.coverage["server rank 0"]["covered"]
+    assert "store" not in covered
+    assert ("read" in covered) == (argument != REPLACED)
 
 
 @pytest.mark.parametrize("way", ["none", "setter", "layer", "latent layer", "gathered"])

@@ -39,6 +39,7 @@ class _Patched:
     original: Method
     wrapper: Method
     holders: list[tuple[Any, str, Any]] = field(default_factory=list)
+    replaced: bool = False
 
 
 class Patches:
@@ -172,13 +173,19 @@ class Patches:
         """Look at every hooked function again, and tell hooks that can be passed by as not complete."""
         strays = self._strays()
         for patched in self._patched:
-            why = strays.get(id(patched.original), "")
-            found, holder = patched.found, vars(patched.found.owner)
-            now = holder.get(found.attribute)
+            why = strays.get(id(patched.original))
+            if why is not None:
+                self.recorder.hook(patched.hook, self._covers[patched.hook], "attached", False, why)
+        self.look_again()
+
+    def look_again(self) -> None:
+        """Tell hooks whose function somebody has replaced since as not complete. Cheap enough for a running server."""
+        for patched in self._patched:
+            now = vars(patched.found.owner).get(patched.found.attribute)
             now = now.__func__ if isinstance(now, (staticmethod, classmethod)) else now
-            if not _leads_to(now, patched.wrapper):
+            if not patched.replaced and not _leads_to(now, patched.wrapper):
+                patched.replaced = True
                 why = "the function was replaced after it was hooked"
-            if why:
                 self.recorder.hook(patched.hook, self._covers[patched.hook], "attached", False, why)
 
     def _strays(self) -> dict[int, str]:

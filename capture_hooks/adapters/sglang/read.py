@@ -21,7 +21,7 @@ import numpy.typing as npt
 from capture_hooks.adapters.sglang.sampled import Taken, page_count, tell
 from capture_hooks.adapters.sglang.step import Row, Step
 from capture_hooks.adapters.sglang.steps import Steps
-from capture_hooks.adapters.sglang.versions import EVERYWHERE, Target, at
+from capture_hooks.adapters.sglang.versions import EVERYWHERE, REPLACED, Target, at
 from capture_hooks.codec import StampTuple
 from capture_hooks.events import Read
 from capture_hooks.layouts import LAYOUTS
@@ -93,6 +93,7 @@ class ReadHooks:
         self._now: _Layer | None = None
         self._whole = True
         steps.on_unseen.append(self.incomplete)
+        steps.on_runner.append(self.look_for_others)
         steps.on_graph.append(
             lambda _: self.incomplete("this pass replayed a CUDA graph: no Python of the model ran")
         )
@@ -104,6 +105,11 @@ class ReadHooks:
             for name in ("read_deep_gemm", "read_layer"):
                 covers = "top-k" if name == "read_layer" else "read"
                 self.recorder.hook(f"sglang.{name}", covers, "attached", False, why)
+
+    def look_for_others(self, runner: Any) -> None:
+        """Whether another plug-in runs the model instead, by the server's arguments."""
+        if getattr(getattr(runner, "server_args", None), REPLACED, False):
+            self.incomplete(f"another plug-in's kernels may read past the hooks on the read ({REPLACED})")
 
     def gathered(self, *_: Any, **__: Any) -> None:
         """Keys are gathered and read from the copy (one long prompt alone): that read is not recorded."""

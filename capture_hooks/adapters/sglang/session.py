@@ -108,7 +108,12 @@ class Session:
         self.recorder.head(what, key)
 
     def tell(self) -> None:
-        """One line about the hooks on standard error: when the first request is over, and at the end."""
+        """One line about the hooks on standard error: when the first request is over, and at the end.
+
+        Another plug-in may have replaced a hooked function meanwhile: that is told in the trace.
+        """
+        with self.recorder.guard("sglang.tell"):
+            self.patches.look_again()
         say(f"{self.role} rank {self.rank}: {self.patches.summary()}")
 
     def request_over(self) -> None:

@@ -21,7 +21,7 @@ import numpy.typing as npt
 from capture_hooks.adapters.sglang.plans import Span, Written, written_rows
 from capture_hooks.adapters.sglang.step import Row, Step
 from capture_hooks.adapters.sglang.steps import Steps
-from capture_hooks.adapters.sglang.versions import Target, at
+from capture_hooks.adapters.sglang.versions import REPLACED, Target, at
 from capture_hooks.codec import StampTuple
 from capture_hooks.events import Store, StoreParams
 
@@ -48,10 +48,11 @@ HOOKS: tuple[Target, ...] = (
 )
 
 #: Arguments of a server that bring writers which are not hooked.
-_OTHERS = {
+OTHERS = {
     "enable_hierarchical_cache": "pages loaded back from the host",
     "enable_memory_saver": "memory that is released and resumed",
     "enable_hisparse": "pages swapped in from the host",
+    REPLACED: "another plug-in's kernels",
 }
 _UNCOPIED = "a CUDA graph was replayed whose stores are not copied out of it"
 #: Elements of a row of index-K; rows of the latent cache have more.
@@ -91,7 +92,7 @@ class StoreHooks:
     def look_for_others(self, runner: Any) -> None:
         """Writers that no hook sees and that this server may use, by its arguments."""
         arguments = getattr(runner, "server_args", None)
-        for name, what in _OTHERS.items():
+        for name, what in OTHERS.items():
             if getattr(arguments, name, False):
                 self.incomplete(f"{what} may write past the hook on the store ({name})")
 

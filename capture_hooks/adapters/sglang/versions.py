@@ -22,6 +22,9 @@ ROLES = ("prefill", "decode", "server")
 #: Modules below ``sglang.srt`` in which both sides of a transfer have functions that are hooked.
 COMMON, NIXL, MOONCAKE = (f"disaggregation.{name}.conn" for name in ("common", "nixl", "mooncake"))
 
+#: Argument of a server whose model is run by another plug-in, past every function of SGLang's own.
+REPLACED = "enable_nvidia_megakernel"
+
 #: In ``Target.where``: the same place in every version.
 EVERYWHERE = "*"
 
