@@ -8,6 +8,8 @@ the logits must still follow the right ones: arithmetic that is off keeps their 
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import numpy.typing as npt
 
@@ -24,7 +26,7 @@ KIND = Kind(
     shows="logits outside the bound on known bytes, which no misreading of them gives and which follow the right ones",
     certain=(
         "pages and table were the same before and after the kernel; enough rows are wrong to have tried every "
-        "layout, number format, stride and wrapped offset"
+        "layout, number format, stride and wrapped offset, and the logits are in the order of the right ones"
     ),
     best=claims(digest=None, pages="certain"),
     rivals=(
@@ -44,12 +46,33 @@ def doubt(question: Question) -> str | None:
     seen = question.case.logits[index].astype(np.float64)
     if not np.isfinite(seen).all():
         return "logits that are no numbers"
-    if len(index) < SURE_ROWS:
-        return None
-    least = min(0.9, max(0.3, 3.0 / np.sqrt(len(index))))
-    if max(_correlation(seen, question.right[index]), _correlation(seen, _unscaled(question)[index])) < least:
+    if len(index) >= SURE_ROWS and not _follow(question, 3.5):
         return "the wrong logits have nothing to do with the right ones: other keys were read"
     return None
+
+
+def sure(question: Question) -> bool:
+    """Whether so many of the wrong logits follow the right ones that no other keys can have given them."""
+    return int(question.wrong.sum()) >= SURE_ROWS and _follow(question, 4.5)
+
+
+def _follow(question: Question, deviations: float) -> bool:
+    """Whether the wrong logits are in the order of the right ones, or of those before scaling.
+
+    By their ranks, for a few large scales make any two lists alike by value. Of ``n`` unrelated pairs the rank
+    correlation has a standard deviation of ``1 / sqrt(n - 1)``, whatever the distribution (Spearman).
+    """
+    index = np.flatnonzero(question.wrong)
+    seen = _ranks(question.case.logits[index].astype(np.float64))
+    found = max(_correlation(seen, _ranks(right[index])) for right in (question.right, _unscaled(question)))
+    return found >= min(0.9, max(0.3, deviations / math.sqrt(max(1, len(index) - 1))))
+
+
+def _ranks(values: F64) -> F64:
+    """Rank of each value; equal ones share theirs."""
+    _, number, count = np.unique(values, return_inverse=True, return_counts=True)
+    ranks: F64 = (np.cumsum(count) - (count - 1) / 2)[number]
+    return ranks
 
 
 def _correlation(first: F64, second: F64) -> float:

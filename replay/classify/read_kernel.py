@@ -160,7 +160,7 @@ def _nothing_fits(question: Question, lines: tuple[str, ...], dirty: tuple[str, 
     return Answer(
         "F25",
         f"from row {first} on" if wrong > 1 and question.wrong[first:].all() and first else None,
-        wrong >= kernel_numerics.SURE_ROWS,
+        kernel_numerics.sure(question),
         lines,
         RunnerUp("F07", ruled_out),
     )
