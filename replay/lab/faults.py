@@ -204,7 +204,7 @@ FAULTS: dict[str, Fault] = {
             "decode gives a page back when its first owner ends, though others still share it as their prefix",
             True,
             lambda _: Policy(keep_shared=False),
-            {"prefixes": 0.9, "decode_pages": 100},
+            {"prefixes": 0.9, "decode_pages": 100, "wire_pages_s": 200.0},
         ),
         Fault(
             "padding-row-written",
