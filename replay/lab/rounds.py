@@ -130,7 +130,7 @@ def wrong_page_id_space(draw: random.Random, first: int) -> Round:
     """Nothing is held. With a small pool the sender's ids are pages that decode has given to nobody; with a larger one
     some are other requests' pages, or others of the same request.
     """
-    return replace(unheld(draw, first), sizes={"prefill_pages": draw.choice((16, 40, 48))})
+    return replace(unheld(draw, first), sizes={"prefill_pages": draw.choice((16, 40, 44))})
 
 
 def source_overwritten(draw: random.Random, first: int) -> Round:
