@@ -56,7 +56,9 @@ def explain(case: Case, evidence: Evidence, bad: Bool, stage: str) -> Explanatio
     if given and not own_ids:
         return None  # one of its own pages: the pages are permuted, not foreign
     old = still_old(case, bad)
-    sure = bool((old == bad).all()) and evidence.covers(case.process, "alloc")
+    others = _brought(case, evidence, found.here, bad)
+    sure = bool(((old | others) == bad).all()) and evidence.covers(case.process, "alloc")
+    holds = "another page of the request" if others.any() else "what was there before the transfer"
     confidence: Confidence = "certain" if sure else "likely"
     same = " (its own id of it)" if landed == found.source_page else ""
     whose = "which is another of the request's" if given else "which the request was never given"
@@ -70,11 +72,23 @@ def explain(case: Case, evidence: Evidence, bad: Bool, stage: str) -> Explanatio
         evidence=(
             f"the sender's page {found.source_page} was written to page {landed}{same}, {whose}; its page is "
             f"{case.page}",
-            *(("that page holds what was there before the transfer",) if confidence == "certain" else ()),
+            *((f"that page holds {holds}",) if confidence == "certain" else ()),
         ),
         rule="destination ids are the sender's own" if same else None,
         runner_up=RunnerUp("F02", "the source page was sent, to another page"),
     )
+
+
+def _brought(case: Case, evidence: Evidence, here: I64, bad: Bool) -> Bool:
+    """Units of ``bad`` that hold the source page of one of the pieces ``here``, the request's own to this page."""
+    pieces, found = evidence.descriptors.pieces, np.zeros(len(bad), bool)
+    for piece in here.tolist():
+        place = int(pieces.source[piece]), int(pieces.source_page[piece])
+        row = source_look(case, evidence, int(pieces.send[piece]), *place)
+        if row >= 0 and case.has("RC"):
+            units = units_of(case.timeline, case.timeline.snapshots.content[[row]])[0]
+            found |= bad & (units == case.units["RC"]) if len(units) == len(bad) else False
+    return found
 
 
 def _ids_of_the_sender(case: Case, evidence: Evidence, every: I64) -> bool:

@@ -84,7 +84,7 @@ def test_f04_some_of_the_senders_ids_are_other_pages_of_the_request(tmp_path: Pa
     scene.send(job, destination=job.prefill)
     ended(scene, job)
     findings = verdict_of(scene).findings
-    assert {(f.code, f.stage) for f in findings} == {("F04", "descriptor")}
+    assert {(f.code, f.stage, f.confidence) for f in findings} == {("F04", "descriptor", "certain")}
     assert {page.logical for f in findings for page in f.pages} == {0, 1, 2}
 
 
