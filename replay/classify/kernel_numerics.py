@@ -38,6 +38,8 @@ KIND = Kind(
 
 #: Wrong rows from which on a misreading would have shown as one.
 SURE_ROWS = 8
+#: Standard deviations of the rank correlation of unrelated logits that these must exceed for the kind to be certain.
+SURE_DEVIATIONS = 4.5
 
 
 def doubt(question: Question) -> str | None:
@@ -46,26 +48,26 @@ def doubt(question: Question) -> str | None:
     seen = question.case.logits[index].astype(np.float64)
     if not np.isfinite(seen).all():
         return "logits that are no numbers"
-    if len(index) >= SURE_ROWS and not _follow(question, 3.5):
+    if len(index) < SURE_ROWS:
+        return None
+    least = min(0.9, max(0.3, 3.0 / np.sqrt(len(index))))
+    if max(_correlation(seen, question.right[index]), _correlation(seen, _unscaled(question)[index])) < least:
         return "the wrong logits have nothing to do with the right ones: other keys were read"
     return None
 
 
 def sure(question: Question) -> bool:
-    """Whether so many of the wrong logits follow the right ones that no other keys can have given them."""
-    return int(question.wrong.sum()) >= SURE_ROWS and _follow(question, 4.5)
-
-
-def _follow(question: Question, deviations: float) -> bool:
-    """Whether the wrong logits are in the order of the right ones, or of those before scaling.
+    """Whether so many of the wrong logits are in the order of the right ones that no other keys can have given them.
 
     By their ranks, for a few large scales make any two lists alike by value. Of ``n`` unrelated pairs the rank
     correlation has a standard deviation of ``1 / sqrt(n - 1)``, whatever the distribution (Spearman).
     """
     index = np.flatnonzero(question.wrong)
+    if len(index) < SURE_ROWS:
+        return False
     seen = _ranks(question.case.logits[index].astype(np.float64))
     found = max(_correlation(seen, _ranks(right[index])) for right in (question.right, _unscaled(question)))
-    return found >= min(0.9, max(0.3, deviations / math.sqrt(max(1, len(index) - 1))))
+    return found >= min(0.9, max(0.3, SURE_DEVIATIONS / math.sqrt(len(index) - 1)))
 
 
 def _ranks(values: F64) -> F64:
