@@ -79,12 +79,10 @@ def unnoticed(version: str) -> list[str]:
         if place is None or versions.problem(target, version):
             continue
         found = versions.resolve(place)
-        holders = found.owner.__mro__ if isinstance(found.owner, type) else (found.owner,)
-        holder = next(one for one in holders if found.attribute in vars(one))
-        delattr(holder, found.attribute)
+        delattr(found.owner, found.attribute)
         if not versions.problem(target, version):
             silent.append(target.name)
-        setattr(holder, found.attribute, found.raw)
+        setattr(found.owner, found.attribute, found.raw)
     return silent
 
 

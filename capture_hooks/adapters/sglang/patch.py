@@ -149,12 +149,12 @@ class Patches:
             value = staticmethod(wrapper)
         elif isinstance(found.raw, classmethod):
             value = classmethod(wrapper)
-        self._set(patched, found.owner, found.attribute, value, absent=found.inherited)
-        if isinstance(found.owner, type) and not found.inherited:
+        self._set(patched, found.owner, found.attribute, value)
+        if isinstance(found.owner, type):
             for name, held in list(vars(found.owner).items()):  # aliases: ``second_name = first_name``
                 if held is found.raw:
                     self._set(patched, found.owner, name, value)
-        elif not isinstance(found.owner, type):
+        else:
             for module in _modules():
                 for name, held in list(vars(module).items()):  # ``from module import f`` elsewhere
                     if held is original:
@@ -162,8 +162,8 @@ class Patches:
         self._patched.append(patched)
 
     @staticmethod
-    def _set(patched: _Patched, holder: Any, name: str, value: Any, absent: bool = False) -> None:
-        before = _ABSENT if absent else vars(holder).get(name, _ABSENT)
+    def _set(patched: _Patched, holder: Any, name: str, value: Any) -> None:
+        before = vars(holder)[name]
         setattr(holder, name, value)
         patched.holders.append((holder, name, before))
 
@@ -215,10 +215,7 @@ class Patches:
                 now = now.__func__ if isinstance(now, (staticmethod, classmethod)) else now
                 if now is not patched.wrapper:
                     continue
-                if before is _ABSENT:
-                    delattr(holder, name)
-                else:
-                    setattr(holder, name, before)
+                setattr(holder, name, before)
 
     def summary(self) -> str:
         """``attached 31 of 31 hooks, 24 fired; not covered: ...`` for people."""
@@ -236,9 +233,6 @@ class Patches:
     def fired(self) -> dict[str, int]:
         """Hook -> calls so far."""
         return dict(self._fired)
-
-
-_ABSENT = object()
 
 
 def _is_own_table(referrer: Any, original: Method, patched: list[_Patched]) -> bool:

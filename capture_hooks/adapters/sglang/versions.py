@@ -66,14 +66,12 @@ def only(version: str, module: str, qualname: str) -> dict[str, str]:
 class Found:
     """A resolved target: the object that holds the function, its attribute, and the raw attribute value.
 
-    ``raw`` may be a ``staticmethod`` or ``classmethod`` object; ``inherited`` says that the class does not define
-    the function itself.
+    ``raw`` may be a ``staticmethod`` or ``classmethod`` object.
     """
 
     owner: ModuleType | type[Any]
     attribute: str
     raw: Any
-    inherited: bool
 
     @property
     def function(self) -> Any:
@@ -84,19 +82,17 @@ class Found:
 def resolve(place: str) -> Found:
     """Import and find ``"module:qualified.name"``.
 
-    Raises ``ImportError`` or ``AttributeError`` that says what is missing.
+    What a class only inherits is not found: a function that was renamed would be taken for its base's of that name,
+    which other classes may have replaced. Raises ``ImportError`` or ``AttributeError`` that says what is missing.
     """
     module_name, _, qualname = place.partition(":")
     owner: Any = importlib.import_module(module_name)
     *path, attribute = qualname.split(".")
     for part in path:
         owner = getattr(owner, part)
-    own = vars(owner)
-    if attribute in own:
-        raw, inherited = own[attribute], False
-    else:
-        raw, inherited = inspect.getattr_static(owner, attribute), True
-    found = Found(owner, attribute, raw, inherited)
+    if attribute not in vars(owner):
+        raise AttributeError(f"{place} is not there")
+    found = Found(owner, attribute, vars(owner)[attribute])
     if not callable(found.function):
         raise AttributeError(f"{place} is not a function")
     return found
