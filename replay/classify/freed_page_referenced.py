@@ -29,7 +29,7 @@ KIND = Kind(
         "a page that the request shares holds what a later owner of the same physical page brought there, after the "
         "first owner had given it back"
     ),
-    certain="all allocations are recorded; nothing is left unexplained",
+    certain="all allocations are recorded; what the new owner was sent was seen; nothing is left unexplained",
     best=claims(digest="certain", pages="certain"),
     rivals=(
         ("F14", "the writer owned the page when it wrote"),
@@ -84,7 +84,9 @@ def explain(case: Case, evidence: Evidence, bad: Bool, stage: str) -> Explanatio
     _, explained, look, old, new = best
     values, _ = halves(explained)
     rooms = timeline.requests
-    sure = evidence.covers(case.process, "alloc") and bool((explained == bad).all())
+    # Without a look at its source, what the new owner has in the page may be what nobody ever brought there.
+    brought = len(_sources(timeline, look)) > 0
+    sure = brought and evidence.covers(case.process, "alloc") and bool((explained == bad).all())
     layer = timeline.slots[int(snaps.slot[look])][1]
     return Explanation(
         code="F16",
@@ -111,13 +113,21 @@ def _meant(timeline: Timeline, look: int, units: npt.NDArray[np.uint64]) -> Bool
 
     What is not was wrong for that request already: whoever shares its page rightly sees the same.
     """
-    snaps = timeline.snapshots
-    source = snaps.where("SE")
-    same = (snaps.request[source] == snaps.request[look]) & (snaps.slot[source] == snaps.slot[look])
-    source = source[same & (snaps.logical[source] == snaps.logical[look]) & (snaps.content[source] >= 0)]
+    source = _sources(timeline, look)
     if not len(source):
         return np.ones(len(units), bool)
-    sent = units_of(timeline, snaps.content[source])
+    sent = units_of(timeline, timeline.snapshots.content[source])
     return (
         np.asarray((sent == units).any(axis=0)) if sent.shape[1] == len(units) else np.zeros(len(units), bool)
     )
+
+
+def _sources(timeline: Timeline, look: int) -> npt.NDArray[np.int64]:
+    """Looks at what the request of ``look`` was sent for its page."""
+    snaps = timeline.snapshots
+    source = snaps.where("SE")
+    same = (snaps.request[source] == snaps.request[look]) & (snaps.slot[source] == snaps.slot[look])
+    found: npt.NDArray[np.int64] = source[
+        same & (snaps.logical[source] == snaps.logical[look]) & (snaps.content[source] >= 0)
+    ]
+    return found
