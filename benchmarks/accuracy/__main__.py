@@ -19,7 +19,7 @@ from benchmarks.accuracy.case import variant_of
 from benchmarks.accuracy.clean import FORMATS
 from benchmarks.accuracy.faults import CODES
 from benchmarks.accuracy.kept import Kept, OtherCodeError
-from benchmarks.accuracy.measure import Outcome, Task, ignore_interrupts, run, summary
+from benchmarks.accuracy.measure import Outcome, Task, begin_worker, run, summary
 
 CLEAN_REQUESTS = 200
 
@@ -105,7 +105,7 @@ def measured(plan: list[Task], folder: Path, processes: int) -> Iterator[Outcome
         yield from map(work, plan)
         return
     context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(processes, context, initializer=ignore_interrupts)
+    pool = ProcessPoolExecutor(processes, context, initializer=begin_worker)
     try:
         waiting = [pool.submit(work, task) for task in plan]
         for future in as_completed(waiting):

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import gc
+import multiprocessing
+import multiprocessing.connection
+import os
 import signal
+import threading
 import time
 import traceback
 from collections import Counter
@@ -62,9 +66,17 @@ class Outcome:
     note: str = ""
 
 
-def ignore_interrupts() -> None:
-    """For the processes of a measurement: Ctrl-C is the parent's to handle."""
+def begin_worker() -> None:
+    """For the processes of a measurement: Ctrl-C is the parent's to handle, and without a parent they end."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        threading.Thread(target=_end_with, args=(parent.sentinel,), daemon=True).start()
+
+
+def _end_with(parent: int) -> None:
+    multiprocessing.connection.wait([parent])
+    os._exit(1)
 
 
 def judged(path: Path) -> Verdict:

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -57,3 +63,37 @@ def test_the_page_says_which_bar_was_missed_and_how_to_see_it_again() -> None:
         == "python -m benchmarks.accuracy --kinds F07 --formats bf16 --seeds 9..9 --clean 0 --processes 1 --verbose"
     )
     assert "--kinds none --clean 17..17" in accused.task.again
+
+
+def test_the_processes_of_a_measurement_end_with_it(tmp_path: Path) -> None:
+    """A measurement that is killed cannot end them itself."""
+    kept = tmp_path / "kept.jsonl"
+    which = ["--kinds", "F26", "--formats", "fp4", "--seeds", "200", "--clean", "0", "--keep", str(kept)]
+    command = [sys.executable, "-m", "benchmarks.accuracy", *which, "--out", str(tmp_path / "a.json")]
+    environment = os.environ | {"TMPDIR": str(tmp_path)}
+    with subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL, start_new_session=True) as run:
+        try:
+            assert _before_long(lambda: kept.exists() and kept.read_text().count("\n") > 1)
+            run.kill()
+            run.wait()
+            assert _before_long(lambda: not _alive(run.pid))
+        finally:
+            if _alive(run.pid):
+                os.killpg(run.pid, signal.SIGKILL)
+
+
+def _alive(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def _before_long(told: Callable[[], bool]) -> bool:
+    until = time.monotonic() + 120
+    while not told():
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.05)
+    return True
