@@ -19,7 +19,7 @@ from benchmarks.accuracy.case import variant_of
 from benchmarks.accuracy.clean import FORMATS
 from benchmarks.accuracy.faults import CODES
 from benchmarks.accuracy.kept import Kept, OtherCodeError
-from benchmarks.accuracy.measure import Outcome, Task, begin_worker, run, summary
+from benchmarks.accuracy.measure import NotWrittenError, Outcome, Task, begin_worker, run, summary
 
 CLEAN_REQUESTS = 200
 
@@ -45,7 +45,7 @@ def numbers(text: str) -> range:
 
 
 def main() -> int:
-    """Exit code 0; 130 when interrupted; 2 for wrong usage."""
+    """Exit code 0; 1 where traces cannot be written; 130 when interrupted; 2 for wrong usage."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.accuracy", description=__doc__)
     parser.add_argument("--seeds", type=numbers, default="20", help="how many seeds, or FIRST..LAST")
     parser.add_argument(
@@ -85,10 +85,11 @@ def main() -> int:
                 if args.verbose:
                     _tell(outcome)
                 progress.step(outcomes)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, NotWrittenError) as error:
         what = "nothing was written" if kept is None else f"{len(outcomes)} outcomes are in {kept.path}"
-        sys.stderr.write(f"\ninterrupted: {what}\n")
-        return 130
+        told = str(error) if isinstance(error, NotWrittenError) else "interrupted"
+        sys.stderr.write(f"\n{told}: {what}\n")
+        return 1 if isinstance(error, NotWrittenError) else 130
     outcomes.sort(key=lambda item: (item.task.code, item.task.format, item.task.seed))
     figures = summary(outcomes) | {"made": machine.described(sum(item.seconds for item in outcomes))}
     args.out.write_text(json.dumps(figures, indent=1) + "\n")

@@ -20,6 +20,7 @@ from benchmarks.accuracy.deed import Truth
 from replay.judge import JudgeOptions, judge
 from replay.trace.reader import open_trace
 from replay.verdict import Finding, Verdict
+from replay.writing import WriteError
 
 #: The Triton kernels are left out: their sample needs an interpreter on a CPU and says nothing more here.
 OPTIONS = JudgeOptions(reexecute=False)
@@ -66,6 +67,10 @@ class Outcome:
     note: str = ""
 
 
+class NotWrittenError(Exception):
+    """A trace could not be written; comes back from another process, as ``WriteError`` does not."""
+
+
 def begin_worker() -> None:
     """For the processes of a measurement: Ctrl-C is the parent's to handle, and without a parent they end."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -86,7 +91,10 @@ def judged(path: Path) -> Verdict:
 
 
 def run(task: Task, folder: Path) -> Outcome:
-    """Write one trace, judge it, compare, remove it."""
+    """Write one trace, judge it, compare, remove it.
+
+    Raises :class:`NotWrittenError` where the folder cannot be written to: that is no outcome.
+    """
     begin = time.process_time()
     gc.disable()  # a fifth of the time, for the few objects of one trace
     path = folder / f"{task.code or 'clean'}-{task.variant}-{task.format}-{task.seed}.h5"
@@ -96,6 +104,8 @@ def run(task: Task, folder: Path) -> Outcome:
             _faulty(task, path, outcome)
         else:
             _clean(task, path, outcome)
+    except WriteError as error:
+        raise NotWrittenError(str(error)) from None
     except (
         Exception
     ) as error:  # a judge that fails gives no right answer, and the rest is measured all the same

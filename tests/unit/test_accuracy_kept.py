@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -15,7 +16,7 @@ import pytest
 from benchmarks.accuracy import markdown
 from benchmarks.accuracy.__main__ import numbers, tasks
 from benchmarks.accuracy.kept import Kept, OtherCodeError
-from benchmarks.accuracy.measure import Outcome, Task, summary
+from benchmarks.accuracy.measure import NotWrittenError, Outcome, Task, run, summary
 
 RIGHT = Outcome(
     Task("F07", "unpack", "fp8", 3), "F07", "descriptor", "certain", stage_right=True, kind_right=True
@@ -71,15 +72,23 @@ def test_the_processes_of_a_measurement_end_with_it(tmp_path: Path) -> None:
     which = ["--kinds", "F26", "--formats", "fp4", "--seeds", "200", "--clean", "0", "--keep", str(kept)]
     command = [sys.executable, "-m", "benchmarks.accuracy", *which, "--out", str(tmp_path / "a.json")]
     environment = os.environ | {"TMPDIR": str(tmp_path)}
-    with subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL, start_new_session=True) as run:
+    with subprocess.Popen(
+        command, env=environment, stderr=subprocess.DEVNULL, start_new_session=True
+    ) as going:
         try:
             assert _before_long(lambda: kept.exists() and kept.read_text().count("\n") > 1)
-            run.kill()
-            run.wait()
-            assert _before_long(lambda: not _alive(run.pid))
+            going.kill()
+            going.wait()
+            assert _before_long(lambda: not _alive(going.pid))
         finally:
-            if _alive(run.pid):
-                os.killpg(run.pid, signal.SIGKILL)
+            if _alive(going.pid):
+                os.killpg(going.pid, signal.SIGKILL)
+
+
+def test_a_folder_that_goes_away_is_no_answer_of_the_judge(tmp_path: Path) -> None:
+    with pytest.raises(NotWrittenError, match="its folder does not exist") as told:
+        run(Task("F26", "missing", "fp4", 0), tmp_path / "gone")
+    assert str(pickle.loads(pickle.dumps(told.value))) == str(told.value)  # it comes from another process
 
 
 def _alive(group: int) -> bool:
