@@ -1,7 +1,8 @@
 """F10: a transfer was posted before the store had written its source pages.
 
 Signature: at the post the source lacks rows which the store writes later; values and scales of the same rows are
-missing (a row-aligned double tear), the destination has the same old rows, and the source is complete afterwards.
+missing (a row-aligned double tear; scales alone where the store was in the middle of its rows), the destination has
+the same old rows, and the source is complete afterwards.
 
 Told apart from F11 (source overwritten before the send): there the right bytes were in the source before, and
 another request's store came between.
@@ -24,7 +25,7 @@ KIND = Kind(
     shows=("SE lacks rows in values and scales alike, ST has them later, the destination got the old rows"),
     certain=(
         'the store is ordered after SE, or the question at the post answered "not finished"; all '
-        "stores and allocations of the sender recorded (a row that arrived half written needs the answer alone)"
+        "stores and allocations of the sender recorded (a row that was half written needs the answer itself)"
     ),
     best=claims(digest="certain", pages="certain"),
     rivals=(
@@ -40,12 +41,15 @@ def explain(case: Case, evidence: Evidence, bad: Bool, stage: str) -> Explanatio
         return None
     early = bad & ~case.same("SE", "ST")
     values, scales = halves(early)
-    if not values.any() or (scales & ~values).any():
-        return None
     order = case.timeline.order
     sent, stored = case.moment("SE"), case.moment("ST")
     send = send_of(case, evidence)
     asked = int(evidence.descriptors.sends["written"][send]) if send >= 0 else -1
+    # A store that is looked at in its middle may have written the values of a row and not yet its scale: that no
+    # store was finished has to be told.
+    half = bool((scales & ~values).any())
+    if not early.any() or (half and asked != 0):
+        return None
     awaited = int(evidence.descriptors.sends["awaited"][send]) if send >= 0 else -1
     if order.before(stored, sent) and asked != 0:
         return None  # the store was finished before the send: the bytes went wrong in between
@@ -55,7 +59,7 @@ def explain(case: Case, evidence: Evidence, bad: Bool, stage: str) -> Explanatio
     direct = asked == 0 or order.before(sent, stored)
     sure = direct and store_last and evidence.covers(sent.process, "store", "alloc")
     confidence: Confidence = "certain" if sure else "likely"
-    first = int(np.flatnonzero(values)[0])
+    first = int(np.flatnonzero(values | scales)[0])
     lines = [
         f"before the post (SE) {in_words(values, scales)} were not yet written; after the store (ST) they are",
         "the destination received the source's old bytes" if case.has("RC") else "no RC snapshot was taken",
@@ -74,7 +78,11 @@ def explain(case: Case, evidence: Evidence, bad: Bool, stage: str) -> Explanatio
         expected="ST",
         observed="SE",
         evidence=tuple(lines),
-        rule=f"rows from {first} on are missing in values and scales alike",
+        rule=(
+            f"from row {first} on, scales are missing whose values were written"
+            if half
+            else f"rows from {first} on are missing in values and scales alike"
+        ),
         runner_up=RunnerUp("F11", "no other request stored to the page between its store and the post"),
         at_source=True,
     )

@@ -18,9 +18,16 @@ Shape = Literal["launch", "interval"]
 
 
 def too_early(
-    scene: Scene, *, shape: Shape = "interval", written: int = 0, completes: str = "after"
+    scene: Scene,
+    *,
+    shape: Shape = "interval",
+    written: int = 0,
+    completes: str = "after",
+    scales_late: bool = False,
 ) -> Scene:
     """Chunk 0 is pages 0 and 1; at its post only rows 0-39 of page 1 are written. Chunk 1 is right.
+
+    ``scales_late``: of the other rows of page 1 the values are written by then, and the scales not.
 
     ``completes``: the forward finishes "after" the transfer is done, or "before" the sender sees it done (but
     after the bytes were taken), so that the second look at the source already shows it complete.
@@ -36,6 +43,11 @@ def too_early(
     if shape == "launch":
         scene.tell_store(p, ours, 0, slots, step, stream=1)
     scene.write(p, ours, 0, 64 + 40)
+    if scales_late:
+        scales = {layer: memory[22, 8192:].copy() for layer, memory in p.memory.items()}
+        scene.write(p, ours, 104, 128)
+        for layer, memory in p.memory.items():
+            memory[22, 8192:] = scales[layer]
     first = scene.post(ours, [0, 1], chunk=0, last=False, written=written, awaited=0, rows=128)
     scene.land(first)
     if completes == "after":
@@ -122,3 +134,16 @@ def test_a_store_that_was_waited_for_sends_what_was_written(tmp_path: Path) -> N
     verdict = verdict_of(scene)
     assert verdict.findings == ()
     assert verdict.verdict == "clean"
+
+
+@pytest.mark.parametrize("keep", ["bytes", "digests"])
+def test_scales_that_the_store_had_not_come_to_are_sent_before_written(tmp_path: Path, keep: Any) -> None:
+    scene = too_early(Scene(tmp_path, keep=keep), scales_late=True)
+    (finding,) = expect(verdict_of(scene), "F10", "sent-before-written", "source", room=7000)
+    assert [(page.value_rows, page.scale_rows) for page in finding.pages] == [((), ((40, 63),))]
+    assert finding.confidence == "certain"
+
+
+def test_scales_alone_are_no_early_send_where_nobody_asked_at_the_post(tmp_path: Path) -> None:
+    scene = too_early(Scene(tmp_path), scales_late=True, written=-1)
+    assert {f.code for f in verdict_of(scene).findings} == {"unclassified"}
