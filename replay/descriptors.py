@@ -265,10 +265,12 @@ class DescriptorMap:
                 [b.process for b in timeline.buffers],
             )
         )
-        at, known = np.maximum(pieces.source[rows], 0), (pieces.source[rows] >= 0) & (source >= 0)
+        at, to = np.maximum(pieces.source[rows], 0), np.maximum(pieces.buffer[rows], 0)
+        known = (pieces.source[rows] >= 0) & (pieces.buffer[rows] >= 0) & (source >= 0)
+        known &= size[at] == size[to]  # the bytes of another format are right nowhere
         same = (pieces.source[rows] == source) & (pieces.source_page[rows] == source_page)
         given = timeline.given_pages(process[at], pieces.request[rows], np.broadcast_to(logical, rows.shape))
-        twin = (process[at] != process[source]) & (slot[at] == slot[source]) & (size[at] == size[source])
+        twin = (process[at] != process[source]) & (slot[at] == slot[source])
         own: Bool = known & (same | (twin & (given == pieces.source_page[rows])))
         return own
 

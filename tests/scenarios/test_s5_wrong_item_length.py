@@ -71,6 +71,21 @@ def test_an_fp4_sender_and_an_fp8_receiver_have_different_item_lengths(
     assert "descriptor" not in verdict.cleared
 
 
+@pytest.mark.parametrize("keep", ["bytes", "digests"])
+def test_the_first_half_of_an_fp8_page_is_no_fp4_page(tmp_path: Path, keep: Any) -> None:
+    """Every byte of the receiver's page is brought, from its place in a page of another format."""
+    scene = Scene(tmp_path, format="fp8", decode_format="fp4", pages=12, keep=keep)
+    ours = Job(7000, 0, 128, [4, 5], [4, 5])
+    scene.start(ours)
+    scene.announce(ours)
+    scene.store(ours, 0, ours.rows)
+    scene.send(ours, lengths=(4352, 4352), strides=(8448, 4352))
+    scene.arrive(ours)
+    scene.read(ours)
+    (finding,) = expect(verdict_of(scene), "F03", "wrong-item-length", "descriptor", room=7000)
+    assert [page.logical for page in finding.pages] == [0, 1]
+
+
 def test_the_displacement_of_the_pages_is_quoted_where_bytes_were_kept(tmp_path: Path) -> None:
     scene = Scene(tmp_path, format="fp4", decode_format="fp8", pages=12)
     (finding,) = verdict_of(other_format(scene)).findings
