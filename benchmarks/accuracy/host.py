@@ -31,39 +31,36 @@ class HostTier:
         return all((key, k) in kept for k in range(count))
 
     def offload(self, side: Side, job: Job, count: int) -> None:
-        """The first ``count`` pages of a request are copied to the host."""
+        """The first ``count`` pages of a request are copied to the host; nothing else is in the pages there."""
         if not count:
             return
         pages = job.pages[side.agent][:count]
-        length, pitch = (
-            self.pair.deed.copied(self.pair, side, job),
-            self.pair.deed.host_pitch(self.pair, side),
-        )
         numbers = list(range(self._next, self._next + count))
         self._next += count
+        carried = self._carried(side, job)
         kept = self._kept.setdefault(side.agent, {})
         for k, number in enumerate(numbers):
-            kept[(job.key, k)] = (number, {unit: side.memory[unit][pages[k]].copy() for unit in side.units})
+            held = {unit: np.zeros_like(side.memory[unit][pages[k]]) for unit in side.units}
+            for unit in side.units:
+                held[unit][carried] = side.memory[unit][pages[k], carried]
+            kept[(job.key, k)] = (number, held)
         for unit in side.units:
-            self._tell(side, job, unit, "offload", pages, numbers, length, pitch)
+            self._tell(side, job, unit, "offload", pages, numbers)
 
     def load_back(self, side: Side, job: Job, origin: str, count: int) -> None:
         """The first ``count`` pages of a request come back, as request ``origin`` left them here."""
         kept = [self._kept[side.agent][(origin, k)] for k in range(count)]
-        length, pitch = (
-            self.pair.deed.copied(self.pair, side, job),
-            self.pair.deed.host_pitch(self.pair, side),
-        )
         pages = job.pages[side.agent][:count]
-        carried = self._carried(side, min(length, pitch))
+        carried = self._carried(side, job)
         for unit in side.units:
-            for page, (_, data) in zip(pages, kept, strict=True):
-                side.memory[unit][page, carried] = data[unit][carried]
-            self._tell(side, job, unit, "load-back", pages, [number for number, _ in kept], length, pitch)
+            for page, (_, held) in zip(pages, kept, strict=True):
+                side.memory[unit][page, carried] = held[unit][carried]
+            self._tell(side, job, unit, "load-back", pages, [number for number, _ in kept])
 
-    def _carried(self, side: Side, length: int) -> I64:
-        """Bytes of a page that copies of ``length`` bytes a page (or a row) carry."""
+    def _carried(self, side: Side, job: Job) -> I64:
+        """Bytes of a page that the copies of a request carry."""
         page = side.layout
+        length = self.pair.deed.copied(self.pair, side, job)
         at = np.arange(page.page_bytes)
         if not self.pair.shape.host_rows:
             return at[:length]
@@ -79,10 +76,10 @@ class HostTier:
         operation: str,
         pages: list[int],
         numbers: list[int],
-        length: int,
-        pitch: int,
     ) -> None:
         """The record of one copy of one buffer."""
+        length = self.pair.deed.copied(self.pair, side, job)
+        pitch = self.pair.deed.host_pitch(self.pair, side)
         each = self._rows if self.pair.shape.host_rows else list
         width = side.pitch
         if self.pair.shape.host_rows:

@@ -286,12 +286,12 @@ class TruncatedCopy(Fault):
         return right - self.short if job in (self.parent, self.victim) else right
 
     def compute(self, world: World, job: Job, chunk: tuple[int, int]) -> Iterator[None]:
-        if job is self.victim and any(job.loaded.values()):
-            for side in world.prefills:
-                pages, layers = self.wrong(world, side, job)
-                loaded = [k for k in pages if k < job.loaded.get(side.agent, 0)]
-                if loaded:
-                    self.struck(job, loaded, layers=layers)
+        for side in world.prefills:  # others may load the parent's pages back too, and more of them go on from there
+            known = max(job.loaded.get(side.agent, 0), job.shared[side.agent])
+            pages, layers = self.wrong(world, side, job) if known else ([], [])
+            prefix = [k for k in pages if k < known]
+            if prefix:
+                self.struck(job, prefix, layers=layers)
         yield from super().compute(world, job, chunk)
 
 
