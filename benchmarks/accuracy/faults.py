@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.accuracy import page_faults, read_faults, store_faults, transfer_faults
+from benchmarks.accuracy import arrival_faults, descriptor_faults, page_faults, read_faults, store_faults
 from benchmarks.accuracy.fault import Fault
 
 #: (code, variant) -> the class that makes it.
@@ -10,7 +10,7 @@ FAULTS: dict[tuple[str, str], type[Fault]] = {}
 
 
 def _collect() -> None:
-    for module in (transfer_faults, store_faults, page_faults, read_faults):
+    for module in (descriptor_faults, arrival_faults, store_faults, page_faults, read_faults):
         for found in vars(module).values():
             if isinstance(found, type) and issubclass(found, Fault) and found.code:
                 for variant in found.variants:
