@@ -34,7 +34,6 @@ FORMAT = "kv-replay/journal"
 VERSION = (1, 0)  # a reader accepts every minor version of its major version
 
 PREFIX = struct.Struct("<HI")
-STAMP_BYTES = 48
 
 _SCALARS = {"int": "q", "float": "d", "bool": "?"}
 _DTYPE = re.compile(r"\|[ui]1|<[uif][248]")

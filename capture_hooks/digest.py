@@ -32,7 +32,6 @@ STEP = 0x9E3779B97F4A7C15
 SEEDS = (0xD1B54A32D192ED03, 0x8CB92BA72F3D8DD7)
 MIX_1 = 0xBF58476D1CE4E5B9
 MIX_2 = 0x94D049BB133111EB
-MASK = 2**64 - 1
 
 # Two temporaries of this many words each (256 KiB): they stay in the second-level cache, and large inputs need no
 # more memory than small ones.

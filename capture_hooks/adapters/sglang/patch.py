@@ -190,7 +190,6 @@ class Patches:
 
     def _strays(self) -> dict[int, str]:
         """Original function -> who else still holds it (one pass over all objects)."""
-        wrappers = {id(p.wrapper) for p in self._patched}
         found: dict[int, str] = {}
         functions = [p.original for p in self._patched]
         for referrer in gc.get_referrers(*functions):
@@ -199,7 +198,7 @@ class Patches:
             for original in functions:
                 if _is_own_table(referrer, original, self._patched):
                     continue
-                who = _who_holds(referrer, original, wrappers)
+                who = _who_holds(referrer, original)
                 if who:
                     found.setdefault(
                         id(original), f"it can be called past the hook: {who} holds the original"
@@ -269,7 +268,7 @@ def _leads_to(function: Any, wrapper: Method) -> bool:
     return False
 
 
-def _who_holds(referrer: Any, original: Method, wrappers: set[int]) -> str:
+def _who_holds(referrer: Any, original: Method) -> str:
     """In words, how ``referrer`` lets somebody call ``original`` past the hook; "" if it does not."""
     if isinstance(referrer, functools.partial) and referrer.func is original:
         return "a partial"

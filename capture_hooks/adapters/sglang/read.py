@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
 
 _INDEXER = "layers.attention.dsv4.indexer"
-_LAYER = f"{_INDEXER}:C4IndexerBackendMixin"
 
 #: Logits functions: hook -> (place, name of the kernel in traces, the variable without which it is not used).
 KERNELS: dict[str, tuple[str, str, str]] = {

@@ -23,7 +23,6 @@ from capture_hooks.events import Store
 
 if TYPE_CHECKING:
     from capture_hooks.adapters.sglang.pools import PoolBuffer
-    from capture_hooks.adapters.sglang.read import ReadHooks
     from capture_hooks.adapters.sglang.session import Session
     from capture_hooks.adapters.sglang.store import StoreHooks
 
@@ -76,7 +75,7 @@ def install(session: Session) -> None:
     """Hook stores and reads of V3.2, where a pool of that kind is known."""
     if not session.buffers.sparse:
         return
-    hooks = SparseHooks(session, session.stores, session.reads)
+    hooks = SparseHooks(session, session.stores)
     wrap = session.patches.wrap
     wrap("sparse_layer", around=hooks.layer)
     wrap("sparse_norm_layer", around=hooks.layer)
@@ -97,7 +96,7 @@ def install(session: Session) -> None:
 class SparseHooks:
     """Hooks on the stores of V3.2 in one process."""
 
-    def __init__(self, session: Session, stores: StoreHooks, reads: ReadHooks) -> None:
+    def __init__(self, session: Session, stores: StoreHooks) -> None:
         self.session, self.steps, self.stores = session, session.steps, stores
         self.recorder = session.recorder
         self._calls = 0  # stores seen so far
@@ -121,8 +120,8 @@ class SparseHooks:
 
     def set(self, _: None, pool: Any, layer_id: int, loc: Any, *__: Any, **___: Any) -> None:
         """After the pool's setter."""
-        layers = [b for b in self.session.buffers.judged if b.layer == int(layer_id)]
-        self._seen(layers[0] if layers else None, loc)
+        judged = self.session.buffers.judged
+        self._seen(next((b for b in judged if b.layer == int(layer_id)), None), loc)
 
     def _seen(self, buffer: PoolBuffer | None, slots: Any) -> None:
         self._calls += 1

@@ -126,7 +126,7 @@ class Steps:
         rows = self._rows(batch)
         if not rows:
             return None  # warm-up, health check, idle
-        tap = self._tap_of(runner)
+        tap = self._tap_of_pools()
         if tap is None or tap.capturing():
             return None
         from capture_hooks.taps.device import Job
@@ -135,13 +135,13 @@ class Steps:
         self._number += 1
         step = Step(self._number, not _is_decode(batch), rows, tap.line(), (mark.seq, mark.ns), Job())
         key = f"{self.session.role}{self.session.rank}.step.{step.number}"
-        self.recorder.emit(Order("queue", key, "tail"))
+        self.recorder.tail("queue", key)
         self.recorder.emit(Order("queue", key, "head"), stream=step.line)
         for tell_begin in self.on_begin:
             tell_begin(step)
         return step
 
-    def _tap_of(self, runner: Any) -> DeviceTap | None:
+    def _tap_of_pools(self) -> DeviceTap | None:
         if self._tap is None:
             judged = self.session.buffers.judged
             if judged:
@@ -222,7 +222,7 @@ class Steps:
             if self._passed > getattr(self._local, "passed", 0):
                 self._local.passed = self._passed
                 key = f"{self.session.role}{self.session.rank}.done.{self._passed}"
-                self.recorder.emit(Order("sync", key, "head"))
+                self.recorder.head("sync", key)
         return self._passed
 
     def written(self, held: Held, logical: int) -> int:
