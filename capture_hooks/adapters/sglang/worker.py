@@ -15,6 +15,7 @@ import numpy as np
 
 from capture_hooks.adapters.posts import Post
 from capture_hooks.adapters.sglang import keys
+from capture_hooks.adapters.sglang.patch import hook_name
 from capture_hooks.adapters.sglang.requests import Held
 from capture_hooks.adapters.sglang.versions import MOONCAKE, NIXL, Target, at
 from capture_hooks.adapters.sglang.waits import Watched
@@ -85,10 +86,10 @@ class WorkerHooks:
         self._queued: dict[int, Chunk] = {}  # by id of the indices, from the scheduler to the worker
         wrap = session.patches.wrap
         wrap("FastQueue.get", after=self._taken)
-        if session.transport == "mooncake":
-            wrap("MooncakeKVManager.send_kvcache", around=self._posts)
-        else:
-            wrap("NixlKVManager.send_kvcache", around=self._posts)
+        manager = "MooncakeKVManager" if session.transport == "mooncake" else "NixlKVManager"
+        self._guard = hook_name(f"{manager}.send_kvcache")
+        wrap(f"{manager}.send_kvcache", around=self._posts)
+        if session.transport != "mooncake":
             wrap("NixlKVManager.maybe_send_extra", around=self._posts_states)
         if session.wire is not None:
             session.wire.before_post.append(self._before_post)
@@ -110,7 +111,7 @@ class WorkerHooks:
         if chunk is None:
             return original(manager, peer_name, *args, **keywords)
         about = None
-        with self._recorder.guard("sglang.NixlKVManager.send_kvcache"):
+        with self._recorder.guard(self._guard):
             destination = keywords["dst_kv_indices"] if "dst_kv_indices" in keywords else args[2]
             if not len(chunk.pages):  # they were on their way from the device when the chunk was queued
                 source = keywords["prefill_kv_indices"] if "prefill_kv_indices" in keywords else args[0]
@@ -122,7 +123,7 @@ class WorkerHooks:
             return original(manager, peer_name, *args, **keywords)
         with about:
             found = original(manager, peer_name, *args, **keywords)
-        with self._recorder.guard("sglang.NixlKVManager.send_kvcache"):
+        with self._recorder.guard(self._guard):
             self._after_post(chunk)
         return found
 
