@@ -137,8 +137,7 @@ class StoreHooks:
         if buffer is None or not buffer.judged:
             self.incomplete("a store into a buffer that is not in the inventory")
             return
-        about = _About(int(plan.compress_ratio), bool(plan.is_decode), given["freq_cis"], given["norm_weight"],
-                       float(given["norm_eps"]))  # fmt: skip
+        about = _about(plan, given)
         at_plan = step.take_once("plan", plan[1])
         at_slots = step.take_once("slots", given["out_loc"])
         self._take(step, buffer.number, kv, plan[1], about, at_plan, at_slots, stamp)
@@ -198,9 +197,7 @@ class StoreHooks:
         if not self._graphs.capturing():
             self._graphs.reserve(buffer.number, parts)
             return
-        about = _About(int(plan.compress_ratio), True, given["freq_cis"], given["norm_weight"],
-                       float(given["norm_eps"]))  # fmt: skip
-        self._graphs.put(buffer.number, parts, about)
+        self._graphs.put(buffer.number, parts, _about(plan, given))
 
     def begins(self, step: Step) -> None:
         """A pass begins: the counters of graphs before it."""
@@ -251,6 +248,13 @@ class _About:
     freq_cis: Any
     weight: Any
     epsilon: float
+
+
+def _about(plan: Any, given: dict[str, Any]) -> _About:
+    return _About(
+        int(plan.compress_ratio), bool(plan.is_decode), given["freq_cis"], given["norm_weight"],
+        float(given["norm_eps"]),
+    )  # fmt: skip
 
 
 def _rope(step: Step, rows: Any, about: _About) -> int:
