@@ -42,24 +42,12 @@ sys.path[:0] = [str(ROOT), str(HERE.parent), str(ROOT / "tests" / "integration")
 import plug  # noqa: E402
 from sglang_pair import Remote  # noqa: E402
 
+from replay.verdict import STAGES  # noqa: E402
+
 BEGAN = time.monotonic()
-TOKENS, CHUNK = (
-    1000,
-    600,
-)  #: a prompt and its first chunk of the prefill; four pages, two in each chunk that is sent
+#: A prompt and its first chunk of the prefill; four pages, two in each chunk that is sent.
+TOKENS, CHUNK = 1000, 600
 PASSES = 24  #: decode passes of a request without a fault
-#: Stage -> what is done at prefill or decode; in the order of the ladder.
-FAULTS = (
-    "store",
-    "source",
-    "descriptor",
-    "wire",
-    "completion",
-    "destination",
-    "table",
-    "read-kernel",
-    "top-k",
-)
 CAPTURE = {
     "KV_REPLAY_MODE": "full", "KV_REPLAY_SEAL": "0", "KV_REPLAY_STORE_EVERY": "1", "KV_REPLAY_READ_EVERY": "4",
     "KV_REPLAY_LATER_MS": "30",
@@ -326,7 +314,7 @@ def main() -> int:
     parser.add_argument("--out", required=True)
     parser.add_argument("--cache", default="", help="compiled kernels")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--faults", default=",".join(FAULTS), help="stages, joined by commas")
+    parser.add_argument("--faults", default=",".join(STAGES), help="stages, joined by commas")
     parser.add_argument("--runs", default="eager,graph", help="which of the two")
     parser.add_argument(
         "--engine-device", default="", help="what SGLang's own arguments say (default: --device)"
@@ -334,7 +322,7 @@ def main() -> int:
     parser.add_argument("--start", type=float, default=240.0, help="seconds a process may take to come up")
     options = parser.parse_args()
     faults = [name for name in options.faults.split(",") if name]
-    if unknown := set(faults) - set(FAULTS):
+    if unknown := set(faults) - set(STAGES):
         parser.error(f"no stage is called {', '.join(sorted(unknown))}")
     if unknown := set(options.runs.split(",")) - {"eager", "graph"}:
         parser.error(f"no run is called {', '.join(sorted(unknown))}")
