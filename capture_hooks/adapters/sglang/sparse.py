@@ -137,8 +137,14 @@ class SparseHooks:
 
         def finish(step: Step, arrays: list[npt.NDArray[Any]]) -> None:
             given = np.array(arrays[at_slots], np.int64).reshape(-1)
-            for row in step.rows:
-                first = row.start if step.extend else row.index
+            parts = [(row, row.start if step.extend else row.index) for row in step.rows]
+            if any(first + row.length - row.before > len(given) for row, first in parts):
+                # As of a pool that ranks share page by page: each is given the slots of its own rows alone.
+                self.stores.incomplete(
+                    "a store was given fewer slots than tokens: whose they are is not known"
+                )
+                return
+            for row, first in parts:
                 mine = given[first : first + row.length - row.before]
                 rows = np.arange(row.before, row.before + len(mine), dtype=np.int64)
                 self.recorder.emit_at(
