@@ -68,8 +68,8 @@ def where_text(shown: Sequence[Finding], verbose: bool) -> str:
     return f"layer {first.layer}: {pages_text(first, first.pages)}{other}"
 
 
-def pages_text(finding: Finding, counted: Sequence[PageFinding]) -> str:
-    """Pages, rows and bytes of one finding; ``counted`` are the pages whose differing bytes are told."""
+def pages_text(finding: Finding, differing: Sequence[PageFinding]) -> str:
+    """Pages, rows and bytes of one finding; ``differing`` are the pages whose differing bytes are counted."""
     pages = finding.pages
     if not pages:
         return f"the whole request, {finding.role} side"
@@ -77,7 +77,7 @@ def pages_text(finding: Finding, counted: Sequence[PageFinding]) -> str:
     text = f"logical {_noun(logical)} {_run(logical)} = {finding.role} {_noun(physical)} {_run(physical)}"
     alike = [list(found) for _, found in groupby(pages, key=_extent)]
     if len(alike) == 1:
-        return ", ".join([text, *extent_text(pages[0]), *count_text(counted)])
+        return ", ".join([text, *extent_text(pages[0]), *count_text(differing)])
     parts = [text]
     for found in alike[:3]:
         named = [page.logical for page in found]
@@ -163,10 +163,11 @@ def _donors(finding: Finding) -> list[str]:
         ]
     room, layer = next(iter(sources))
     logical = [page.donor.logical for page in named if page.donor is not None]
-    noun = "page" if len(logical) == 1 else "pages"
     whose = "its own" if room == finding.request.room else f"room {room}'s"
     where = "" if layer == finding.layer else f" of layer {layer}"
-    return [f"{'it holds' if len(logical) == 1 else 'they hold'} {whose} {noun} {_run(logical)}{where}"]
+    return [
+        f"{'it holds' if len(logical) == 1 else 'they hold'} {whose} {_noun(logical)} {_run(logical)}{where}"
+    ]
 
 
 def _sentence(text: str) -> str:
