@@ -337,18 +337,6 @@ class Timeline:
                 found[(process, request)] = min(seq, found.get((process, request), seq))
         return found
 
-    def owners_at(self, process: int, page: int, seq: int) -> list[int]:
-        """Requests that held ``page`` when the process had reached ``seq`` (host order of one process)."""
-        holders = []
-        for row in self.allocs_of_page(process, page):
-            if int(self.allocs.seq[row]) >= seq:
-                continue
-            request = int(self.allocs.request[row])
-            freed = self.free_row(process, request, page)
-            if freed is None or int(self.frees.seq[freed]) >= seq:
-                holders.append(request)
-        return holders
-
     def phases(self, phase: str) -> dict[tuple[int, int], int]:
         """(process, request) -> row of the request table where it reached ``phase``."""
         table = self.trace.table("request")
