@@ -210,7 +210,7 @@ class DescriptorMap:
         judged = (seen >= 0) & (source >= 0) & np.isin(cells.request, self.request)
         # A page that is shared with its first owner was brought for that one.
         judged &= column_at(snaps.request, seen) == cells.request
-        sizes = np.array([b.layout.page_bytes for b in self.timeline.buffers] or [0], np.int64)
+        sizes = self._page_bytes
         whole = (pieces.start == 0) & (pieces.source_start == 0) & (pieces.buffer >= 0) & (pieces.source >= 0)
         whole &= pieces.stop == sizes[np.maximum(pieces.buffer, 0)]
         whole &= sizes[np.maximum(pieces.source, 0)] == sizes[np.maximum(pieces.buffer, 0)]
@@ -247,24 +247,26 @@ class DescriptorMap:
             cells.logical[chosen[cell]],
         )
         rows, cell = rows[own], cell[own]
-        size = np.array([b.layout.page_bytes for b in self.timeline.buffers] or [0], np.int64)
-        return covered(cell, pieces.start[rows], pieces.stop[rows], size[snaps.buffer[seen]])
+        return covered(cell, pieces.start[rows], pieces.stop[rows], self._page_bytes[snaps.buffer[seen]])
 
-    def from_own_page(self, rows: I64, source: I64, source_page: I64, logical: I64) -> Bool:
+    @cached_property
+    def _page_bytes(self) -> I64:
+        """Bytes of a page of each buffer."""
+        return np.array([b.layout.page_bytes for b in self.timeline.buffers] or [0], np.int64)
+
+    @cached_property
+    def _process_of(self) -> I64:
+        """The process of each buffer."""
+        return np.array([b.process for b in self.timeline.buffers] or [-1], np.int64)
+
+    def from_own_page(self, rows: I64, source: I64 | int, source_page: I64 | int, logical: I64 | int) -> Bool:
         """Whether each piece takes its bytes from a copy of the page that lies at ``source_page`` of ``source``.
 
         Ranks that share the work of a transfer hold the page each: what the allocator of another rank gave to the
         request for the same logical page is a copy too.
         """
         pieces, timeline = self.pieces, self.timeline
-        slot, size, process = (
-            np.array(column or [-1], np.int64)
-            for column in (
-                timeline.slot_of_buffer.tolist(),
-                [b.layout.page_bytes for b in timeline.buffers],
-                [b.process for b in timeline.buffers],
-            )
-        )
+        slot, size, process = timeline.slot_of_buffer, self._page_bytes, self._process_of
         at, to = np.maximum(pieces.source[rows], 0), np.maximum(pieces.buffer[rows], 0)
         known = (pieces.source[rows] >= 0) & (pieces.buffer[rows] >= 0) & (source >= 0)
         known &= size[at] == size[to]  # the bytes of another format are right nowhere
@@ -318,9 +320,7 @@ class DescriptorMap:
         right = np.zeros(self.timeline.buffers[buffer].layout.page_bytes, bool)
         rows = self.touching(buffer, page)
         rows = rows[(pieces.request[rows] == request) & (pieces.source_start[rows] == pieces.start[rows])]
-        for row in rows[
-            self.from_own_page(rows, np.array(source), np.array(source_page), np.array(logical))
-        ].tolist():
+        for row in rows[self.from_own_page(rows, source, source_page, logical)].tolist():
             right[int(pieces.start[row]) : int(pieces.stop[row])] = True
         return right
 

@@ -49,7 +49,7 @@ def explain(case: Case, evidence: Evidence, bad: Bool, stage: str) -> Explanatio
     snaps, sent = case.timeline.snapshots, case.rows["SE"]
     mine = touching[pieces.request[touching] == case.request]
     own = evidence.descriptors.from_own_page(
-        mine, *(np.array(at) for at in (int(snaps.buffer[sent]), int(snaps.page[sent]), case.logical))
+        mine, int(snaps.buffer[sent]), int(snaps.page[sent]), case.logical
     )
     if not own.all():
         return None  # something else of the request is brought to the page as well

@@ -138,9 +138,7 @@ def _identical(
 def _parts(case: Case, evidence: Evidence, found: Undelivered) -> list[tuple[int, int, int]]:
     """(start, stop, source start) of what is written to the page; empty where another page than its own comes."""
     pieces = evidence.descriptors.pieces
-    own = evidence.descriptors.from_own_page(
-        found.here, np.array(found.source), np.array(found.source_page), np.array(case.logical)
-    )
+    own = evidence.descriptors.from_own_page(found.here, found.source, found.source_page, case.logical)
     if not own.all():
         return []
     parts = zip(
