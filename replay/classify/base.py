@@ -149,6 +149,11 @@ class Evidence:
         """Whether absence is evidence: the hooks of ``process`` see every event of these kinds."""
         return set(what) <= self.complete.get(process, frozenset())
 
+    def covers_sends(self, *senders: int) -> bool:
+        """Whether every post of ``senders`` and of all prefill processes was seen: any of these may write anywhere."""
+        prefill = [n for n, process in enumerate(self.timeline.trace.processes) if process.role == "prefill"]
+        return all(self.covers(process, "send") for process in (*senders, *prefill))
+
 
 def unit_mask(layout: Layout, bytes_mask: Bool, *, some: bool = False) -> Bool:
     """Units whose bytes are all (or, with ``some``, partly) set in a byte mask of the page."""

@@ -64,7 +64,8 @@ def explain(case: Case, evidence: Evidence, bad: Bool, stage: str) -> Explanatio
     # Without the bytes a row that is neither old nor the source's may be a cut one, or one of another place; where
     # nobody looked before the transfer, what is old is not known.
     told = case.has("RC-") and not altered and (neither == 0 or case.data("RC") is not None)
-    writers = told and evidence.covers(case.process, "store", "receive") and _sends_covered(case, evidence)
+    writers = told and evidence.covers(case.process, "store", "receive")
+    writers = writers and evidence.covers_sends(int(snaps.process[sent]))
     values, scales = halves(stable)
     if not sent_before_written.store_was_over(case, evidence) and bool((values | ~scales).all()):
         # Whole rows, and nothing says that they were written at the post: the looks at the source may have come late.
@@ -138,8 +139,3 @@ def _over_before(case: Case, evidence: Evidence) -> bool:
     seen, descriptors = case.moment("RC"), evidence.descriptors
     moments = [descriptors.completion(send) for send in descriptors.sends_to(case.request, case.process)]
     return bool(moments) and all(m is not None and case.timeline.order.before(m, seen) for m in moments)
-
-
-def _sends_covered(case: Case, evidence: Evidence) -> bool:
-    process = int(case.timeline.snapshots.process[case.rows["SE"]])
-    return evidence.covers(process, "send")

@@ -75,10 +75,7 @@ def quiet(evidence: Evidence, place: Place) -> bool:
     """Whether no transfer can have written the page between the looks, as far as complete hooks can tell."""
     if evidence.descriptors.may_write(place.buffer, place.page, place.begin, place.end):
         return False
-    senders = [n for n, process in enumerate(evidence.timeline.trace.processes) if process.role == "prefill"]
-    return all(evidence.covers(sender, "send") for sender in senders) and evidence.covers(
-        place.process, "alloc"
-    )
+    return evidence.covers_sends() and evidence.covers(place.process, "alloc")
 
 
 def rows_mask(layout: Layout, rows: I64) -> Bool:

@@ -9,6 +9,7 @@ import pytest
 
 from tests.scenarios.outcome import expect_clean, verdict_of
 from tests.scenarios.scene import Job, Scene
+from tests.scenarios.stories import begun, ended
 from tests.scenarios.test_s1_completion_early import torn
 from tests.scenarios.test_s9_torn_block_table import torn_table
 
@@ -55,6 +56,23 @@ def test_the_rank_that_is_hit_is_named_and_the_other_is_not(tmp_path: Path, keep
     verdict = verdict_of(first)
     (finding,) = verdict.findings
     assert (finding.code, finding.role, finding.rank) == ("F09", "decode", 1)
+
+
+@KEEPS
+@pytest.mark.parametrize(("drop", "confidence"), [((), "certain"), (("prefill:send",), "likely")])
+def test_a_loss_is_certain_only_where_no_other_rank_can_have_written(
+    tmp_path: Path, keep: Any, drop: tuple[str, ...], confidence: str
+) -> None:
+    first = Scene(tmp_path, keep=keep)
+    second = Scene(tmp_path, keep=keep, beside=first, drop=drop)
+    second.healthy(Job(7001, 1, 150, [3, 2, 1], [7, 5, 9]))
+    job = begun(first)
+    transfer = first.post(job)
+    first.land(transfer, only=(0, 4096), pages=[6])
+    first.done(transfer)
+    ended(first, job)
+    (finding,) = [found for found in verdict_of(first).findings if found.rank == 0]
+    assert (finding.code, finding.confidence) == ("F31", confidence)
 
 
 @KEEPS
