@@ -38,7 +38,8 @@ KIND = Kind(
 
 #: Wrong rows from which on a misreading would have shown as one.
 SURE_ROWS = 8
-#: Standard deviations of the rank correlation of unrelated logits that these must exceed for the kind to be certain.
+#: Standard deviations of the rank correlation of unrelated logits that these must exceed for the kind to be certain;
+#: of fewer than 26 rows, to which that would be out of reach or nearly so, a correlation of 0.9 is asked.
 SURE_DEVIATIONS = 4.5
 
 

@@ -1,7 +1,8 @@
 """F04: the sender uses page ids of another space, such as its own.
 
 Signature: the source page is carried whole, to a page that the request does not own at the receiver; its own page keeps
-the old bytes.
+the old bytes, or gets another page of the request where some of the sender's ids are the receiver's too. The page that
+was hit holds what came.
 """
 
 from __future__ import annotations
@@ -21,10 +22,15 @@ I64 = npt.NDArray[np.int64]
 
 KIND = Kind(
     code="F04",
-    shows="the source page was carried whole to a page that the request was never given",
+    shows=(
+        "the source page was carried whole to a page that the request was never given, or all its pages to the ids "
+        "that they have at the sender, which are not all its own; or the page holds the source page of a request that "
+        "was never given it and whose transfer names it"
+    ),
     certain=(
-        "the sender's descriptors and the receiver's allocations are all recorded, the old bytes "
-        "are still there"
+        "the sender's descriptors and the receiver's allocations are all recorded; the page holds its old bytes, or "
+        "those of the request's page that was brought there; of a page that was hit: an earlier look at it is ordered "
+        "before; nothing is left unexplained"
     ),
     best=claims(digest="certain", pages="certain"),
     rivals=(
