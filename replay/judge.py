@@ -202,14 +202,14 @@ def _geometry_hazards(
     for cell in np.flatnonzero(odd & (cells.valid > 0)).tolist():
         look = max(int(cells.stage["SE"][cell]), int(cells.stage["SE+"][cell]))
         sender = int(timeline.snapshots.process[look]) if look >= 0 else -1
-        if cell in bad or not evidence.covers(sender, "send"):
+        target = timeline.buffers[int(timeline.snapshots.buffer[cells.stage["RC"][cell]])]
+        if cell in bad or not evidence.covers_sends_to(target.number, sender):
             continue  # where records of sends were lost, those that are left say nothing of the page
         name, layer = timeline.slots[int(cells.slot[cell])]
         request = int(cells.request[cell])
         room = timeline.requests[request][0]
         if f"descriptor {room}" in hazards:
             continue
-        target = timeline.buffers[int(timeline.snapshots.buffer[cells.stage["RC"][cell]])]
         lengths = evidence.descriptors.lengths_to(request, target.address, target.pitch * target.pages)
         hazards.setdefault(
             f"descriptor {room}",

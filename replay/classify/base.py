@@ -154,6 +154,11 @@ class Evidence:
         prefill = [n for n, process in enumerate(self.timeline.trace.processes) if process.role == "prefill"]
         return all(self.covers(process, "send") for process in (*senders, *prefill))
 
+    def covers_sends_to(self, buffer: int, sender: int) -> bool:
+        """Whether every post of ``sender`` and of those that share its work for destination ``buffer`` was seen."""
+        senders = self.descriptors.senders_of(buffer) | {sender}
+        return all(self.covers(process, "send") for process in senders)
+
 
 def unit_mask(layout: Layout, bytes_mask: Bool, *, some: bool = False) -> Bool:
     """Units whose bytes are all (or, with ``some``, partly) set in a byte mask of the page."""

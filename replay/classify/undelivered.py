@@ -39,8 +39,7 @@ def look(case: Case, evidence: Evidence) -> Undelivered | None:
         return None
     sender, source, source_page = int(snaps.process[row]), int(snaps.buffer[row]), int(snaps.page[row])
     pieces, every = descriptors.pieces, descriptors.pieces_of(case.request)
-    senders = descriptors.senders_of(case.buffer.number) | {sender}
-    if not len(every) or not all(evidence.covers(process, "send") for process in senders):
+    if not len(every) or not evidence.covers_sends_to(case.buffer.number, sender):
         return None
     into = every[pieces.buffer[every] == case.buffer.number]
     carried = (pieces.source[every] == source) & (pieces.source_page[every] == source_page)

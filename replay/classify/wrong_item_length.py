@@ -66,8 +66,7 @@ def explain(case: Case, evidence: Evidence, bad: Bool, stage: str) -> Explanatio
     values, scales = halves(explained)
     if not explained.any():
         return None
-    senders = descriptors.senders_of(case.buffer.number) | {source.process}
-    covered = all(evidence.covers(process, "send") for process in senders)
+    covered = evidence.covers_sends_to(case.buffer.number, source.process)
     shift = _displacement(case, evidence, source_buffer, source_page)
     if not covered and same_format and size in told and not shift:
         return None  # the lengths told are right: what is missing may be another rank's slice, whose record was lost

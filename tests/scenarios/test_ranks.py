@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from copy import copy
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from capture_hooks.layouts import layout
+from replay.verdict import Verdict
 from tests.scenarios.outcome import expect_clean, verdict_of
 from tests.scenarios.scene import Job, Scene
 from tests.scenarios.stories import begun, ended
@@ -73,6 +76,45 @@ def test_a_loss_is_certain_only_where_no_other_rank_can_have_written(
     ended(first, job)
     (finding,) = [found for found in verdict_of(first).findings if found.rank == 0]
     assert (finding.code, finding.confidence) == ("F31", confidence)
+
+
+def in_halves(first: Scene, second: Scene, *, lost: bool = False) -> Verdict:
+    """Two prefill ranks hold the request; each sends its half of every page to the first's receiver.
+
+    ``lost``: of page 6 the half of the second does not land.
+    """
+    job, half = begun(first), layout("fp8").page_bytes // 2
+    other, same = copy(first), Job(job.room, 0, job.rows, [31, 32, 33], job.decode)
+    other.prefill, other._transfers = second.prefill, 100
+    other.begin(other.prefill, same)
+    other.give(other.prefill, same, same.prefill)
+    other.store(same, 0, same.rows)
+    first.send(job, parts=[(0, half, 0)])
+    transfer = other.post(same, parts=[(half, 2 * half, half)])
+    other.land(transfer, only=(0, 0) if lost else None, pages=[6])
+    other.done(transfer)
+    ended(first, job)
+    return verdict_of(first)
+
+
+@KEEPS
+def test_halves_of_pages_that_two_ranks_send_are_the_page(tmp_path: Path, keep: Any) -> None:
+    verdict = in_halves(*both(tmp_path, keep))
+    expect_clean(verdict)
+    assert verdict.hazards == ()
+
+
+@KEEPS
+@pytest.mark.parametrize("lost", [False, True])
+def test_halves_of_a_rank_whose_posts_were_not_seen_are_not_called_missing(
+    tmp_path: Path, keep: Any, lost: bool
+) -> None:
+    first = Scene(tmp_path, keep=keep)
+    verdict = in_halves(first, Scene(tmp_path, keep=keep, beside=first, drop=["send"]), lost=lost)
+    assert {(finding.code, finding.confidence) for finding in verdict.findings} == (
+        {("unclassified", "likely")} if lost else set()
+    )
+    assert verdict.hazards == ()
 
 
 @KEEPS
