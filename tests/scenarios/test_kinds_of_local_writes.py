@@ -367,6 +367,16 @@ def test_f16_does_not_cover_what_was_wrong_for_the_later_owner_already(tmp_path:
     assert rows == {"F16": ((8, 63),)}
 
 
+@pytest.mark.parametrize(("drop", "confidence"), [((), "certain"), (("SE.before", "SE.after"), "likely")])
+def test_f16_is_certain_only_where_what_the_new_owner_was_sent_was_seen(
+    tmp_path: Path, drop: tuple[str, ...], confidence: str
+) -> None:
+    """Otherwise it may be what nobody ever brought there: the old bytes under a buffer that was left out."""
+    verdict = shared_page(Scene(tmp_path, drop=drop), share_first=True)
+    (finding,) = [f for f in verdict.findings if f.request.room == 7001]
+    assert (finding.code, finding.confidence) == ("F16", confidence)
+
+
 def sharing(scene: Scene) -> tuple[Job, Job]:
     """A brings pages 5 and 6, B shares them and has its own page 10; both have arrived."""
     d = scene.decode
