@@ -41,6 +41,8 @@ SURE_ROWS = 8
 #: Standard deviations of the rank correlation of unrelated logits that these must exceed for the kind to be certain;
 #: of fewer than 26 rows, to which that would be out of reach or nearly so, a correlation of 0.9 is asked.
 SURE_DEVIATIONS = 4.5
+#: Of fewer wrong rows than these, unrelated ones come that close by chance more than once in 10,000 times.
+SURE_BY_ORDER = 12
 
 
 def doubt(question: Question) -> str | None:
@@ -64,7 +66,7 @@ def sure(question: Question) -> bool:
     correlation has a standard deviation of ``1 / sqrt(n - 1)``, whatever the distribution (Spearman).
     """
     index = np.flatnonzero(question.wrong)
-    if len(index) < SURE_ROWS:
+    if len(index) < SURE_BY_ORDER:
         return False
     seen = _ranks(question.case.logits[index].astype(np.float64))
     found = max(_correlation(seen, _ranks(right[index])) for right in (question.right, _unscaled(question)))
