@@ -60,8 +60,8 @@ def unheld(draw: random.Random, first: int) -> Round:
 
 
 def late_foreign_write(draw: random.Random, first: int) -> Round:
-    """A is aborted while a sender has one of its chunks in hand; B gets its pages, arrives, and then A's chunk
-    is posted.
+    """A is aborted while a sender has one of its chunks in hand and those before it have landed; B gets its pages,
+    arrives, and then A's chunk is posted.
     """
     others = _others(draw, first, 2)
     a, b = first + 2, first + 3  # of different sender threads
@@ -71,11 +71,17 @@ def late_foreign_write(draw: random.Random, first: int) -> Round:
     jobs = (
         *others,
         Job(
-            a, _tokens(draw, pages), 8, after=f"decode.arrived:{last}", abort_when=f"sender.taken:{a}.{chunk}"
+            a,
+            _tokens(draw, pages),
+            8,
+            after=f"decode.arrived:{last}",
+            abort_when=f"wire.over:{a}.{chunk - 1}",
         ),
         Job(b, _tokens(draw, pages), draw.randint(8, 24), after=f"decode.over:{a}"),
     )
     rules = {
+        **{f"wire.slice:{a}.{later}.0": f"wire.over:{a}.{later - 1}" for later in range(1, chunk)},
+        f"wire.over:{a}.{chunk - 1}": f"sender.taken:{a}.{chunk}",
         f"sender.post:{a}.{chunk}": f"decode.arrived:{b}",
         f"read.first:{b}.0": f"sender.done:{a}.{chunk}",
     }

@@ -172,6 +172,7 @@ class Transport(ABC):
 
     def complete(self, transfer: Transfer) -> None:
         """All slices are over: tell the sender."""
+        self._barriers.at("wire.over", transfer.room, transfer.chunk)
         transfer.on_over()
 
     def _receive_loop(self) -> None:

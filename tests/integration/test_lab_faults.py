@@ -97,7 +97,9 @@ def test_a_request_that_was_given_up_after_wrong_reads_counts_as_hit(pair: Pair,
         replace(job, new_tokens=2000, abort_when=landed) if job.room == made.room else job
         for job in made.config.jobs
     )
-    rules = {posted: f"read.over:{made.room}"}
+    # Not before its first read, but while it runs.
+    held = {place: flag for place, flag in made.config.rules.items() if not place.startswith("read.")}
+    rules = held | {posted: f"read.over:{made.room}"}
     result = pair.run(replace(made.config, jobs=jobs, rules=rules), tmp_path / "capture", OPTIONS)
     assert result.stats["timeouts"] == [], "the interleaving was forced"
     assert result.outcomes[made.room] == "abort"
