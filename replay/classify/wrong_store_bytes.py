@@ -19,7 +19,7 @@ from replay.classify import padding_row_written, rows_at_multiple
 from replay.classify.base import Evidence, Kind, claims, span
 from replay.classify.page_layouts import hypotheses
 from replay.findings import PageEvidence
-from replay.kernels.reference import StoreCheck, check_store, decode_pages, store_reference
+from replay.kernels.reference import StoreCheck, check_store, decode_pages, store_reference, unrotated
 from replay.ranges import byte_ranges, ranges
 from replay.recorded import StoreCase
 from replay.timeline import Timeline
@@ -207,14 +207,16 @@ def _nearest_own(case: StoreCase, wrong: I64) -> bool:
     """Whether the wrong rows point along what their own inputs give, rather than what another row's do.
 
     A store that goes wrong in one step (a position, a rounding) leaves much of a row's direction. What all rows have
-    in common is taken away first: keys of one layer share most of theirs. A foreign row is nearest to its own place by
-    accident once in n rows: enough of them have to agree.
+    in common is taken away first: keys of one layer share most of theirs. The rotations are undone before that, or
+    the old rows of another request at the same positions would share what is left. A foreign row is nearest to its
+    own place by accident once in n rows: enough of them have to agree.
     """
     given = case.inputs
     reference = store_reference(case.layout, given.keys, given.rope, given.norm_weight, given.epsilon).values
     stored = decode_pages(case.layout, case.data[None])[0][case.rows]
     if not np.isfinite(stored).all():
         return False
+    reference, stored = (unrotated(rows, given.rope) for rows in (reference, stored))
     reference, stored = reference - reference.mean(axis=0), stored - stored.mean(axis=0)
     length = np.maximum(np.linalg.norm(reference, axis=1), np.finfo(np.float64).tiny)
     nearest = (stored[wrong] @ (reference / length[:, None]).T).argmax(axis=1)

@@ -21,6 +21,7 @@ from replay.kernels.store_reference import (
     check_store,
     rope_rows,
     store_reference,
+    unrotated,
 )
 
 __all__ = [
@@ -36,5 +37,6 @@ __all__ = [
     "rope_rows",
     "store_reference",
     "top_k_violations",
+    "unrotated",
     "wrong_logits",
 ]

@@ -81,6 +81,20 @@ def _hadamard(values: F64) -> F64:
     return values
 
 
+def unrotated(values: F64, rope: F32) -> F64:
+    """Stored values ``float64[n, 128]`` as they were before the Hadamard step and the rotation by ``rope`` of each row.
+
+    Both are orthogonal: lengths and angles between rows of one position stay.
+    """
+    turned = _hadamard(values.copy()) / np.sqrt(values.shape[1])
+    tail = turned[:, -ROPE_DIM:]
+    a, b = tail[:, 0::2].copy(), tail[:, 1::2].copy()
+    cos, sin = (np.asarray(rope[:, i::2], np.float64) for i in (0, 1))
+    tail[:, 0::2] = a * cos + b * sin
+    tail[:, 1::2] = b * cos - a * sin
+    return np.asarray(turned)
+
+
 @dataclass(frozen=True, slots=True)
 class StoreInputs:
     """What a store was given: keys float32[n, 128], rope float32[n, 64] (cos of pair i at 2i, sin at 2i + 1),

@@ -35,14 +35,16 @@ def stored(
     inputs: bool = True,
     keep: Any = "bytes",
     earlier: bool = True,
+    common: float = 0.0,
     taken: Callable[[F32], F32] | None = None,
     after: Callable[[Scene], None] | None = None,
 ) -> Scene:
     """q0's rows come out of the real store; ``wrong`` flips bits of the first value byte of rows (row: bits).
 
     ``shift`` rotates each row by the position of another token; what is recorded is the right one. The rows of page p
-    lie at page ``factor * p``. Without ``earlier`` nobody has seen the pages before; ``taken`` are the keys that the
-    kernel took in the place of the recorded ones; ``after`` happens between the store and the look at its pages.
+    lie at page ``factor * p``. Without ``earlier`` nobody has seen the pages before; ``common`` is how much larger than
+    its own share of a key is what all keys have in common; ``taken`` are the keys that the kernel took in the place of
+    the recorded ones; ``after`` happens between the store and the look at its pages.
     """
     scene = Scene(folder, format=format, keep=keep)
     if earlier:
@@ -53,6 +55,7 @@ def stored(
     p, spec = scene.prefill, layout(format)
     rng = np.random.default_rng(7)
     keys = rng.standard_normal((ROWS, 128)).astype(np.float32)
+    keys += (common * np.random.default_rng(6).standard_normal(128)).astype(np.float32)
     weight = (1 + 0.2 * rng.standard_normal(128)).astype(np.float32)
     positions = np.arange(ROWS)
     before = p.memory[0].copy()
@@ -179,6 +182,27 @@ def test_rows_that_may_be_old_are_not_certain_in_a_page_that_nobody_saw_before(
 ) -> None:
     verdict = verdict_of(stored(tmp_path, format, earlier=False, taken=taken))
     assert {(f.code, f.confidence) for f in verdict.findings} == {("F30", "likely")}
+
+
+def alike(keys: F32) -> F32:
+    """Keys of nobody, that have in common with the right ones what these have in common."""
+    return np.asarray(foreign(keys) + keys.mean(axis=0), np.float32)
+
+
+def biased(keys: F32) -> F32:
+    """Keys that are all off by the same."""
+    return np.asarray(keys + 20 * np.random.default_rng(5).standard_normal(128), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("taken", "common", "confidence"), [(alike, 4.0, "likely"), (biased, 0.0, "certain")]
+)
+def test_what_all_keys_have_in_common_says_nothing_of_whose_they_are(
+    tmp_path: Path, taken: Callable[[F32], F32], common: float, confidence: str
+) -> None:
+    """Keys of one layer are much alike, and those at the same positions are rotated alike."""
+    verdict = verdict_of(stored(tmp_path, "fp8", earlier=False, taken=taken, common=common))
+    assert {(f.code, f.confidence) for f in verdict.findings} == {("F30", confidence)}
 
 
 @FORMATS
