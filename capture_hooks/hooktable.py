@@ -82,6 +82,12 @@ class HookTable:
             new.counter, new.fired = old.counter, old.fired
         self._states[name] = new
 
+    def incomplete(self, name: str, why: str) -> None:
+        """A hook does not see every call any more; nothing changes where it is not attached."""
+        state = self._states.get(name)
+        if state is not None and state.state == "attached":
+            state.complete, state.note = False, why
+
     def fired(self, name: str) -> None:
         """Count one call; unknown names are not counted."""
         state = self._states.get(name)

@@ -225,6 +225,10 @@ class Recorder:
         """State of a hook, as in ``events.Hook``. Calling it again replaces the state and keeps the count."""
         self._hooks.set(name, covers, state, complete, note)
 
+    def incomplete(self, name: str, why: str) -> None:
+        """Hook ``name`` does not see every call any more. One that is missing, refused or detached stays so."""
+        self._hooks.incomplete(name, why)
+
     def fired(self, name: str) -> None:
         """Count one call of a hook that was told with ``hook``."""
         self._hooks.fired(name)

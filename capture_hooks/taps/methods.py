@@ -1,4 +1,4 @@
-"""Methods of an engine's classes replaced by wrappers that record, and put back."""
+"""Functions of an engine replaced by wrappers that record, and put back."""
 
 from __future__ import annotations
 
@@ -7,6 +7,49 @@ from collections.abc import Callable
 from typing import Any
 
 from capture_hooks.recorder import Recorder
+
+Function = Callable[..., Any]
+
+
+def wrapped(
+    recorder: Recorder,
+    hook: str,
+    original: Function,
+    *,
+    before: Function | None = None,
+    after: Function | None = None,
+    around: Function | None = None,
+    fired: Callable[[], object] = lambda: None,
+    off: Callable[[], bool] = lambda: False,
+) -> Function:
+    """``original`` with the bodies of one hook: what every hooked function of every engine is replaced by.
+
+    ``before`` gets the call's arguments, ``after`` the result and the arguments; what they return is ignored, and what
+    they raise is counted under ``hook`` and swallowed. ``around`` gets the original and the arguments; it has to call
+    the original exactly once, return its result, and guard its own work (``Recorder.guard``). Where the recorder is
+    closed, the hook has failed too often or ``off()`` is true, the original is called and nothing else. ``fired`` is
+    called with each call that is not passed through.
+    """
+    guard = recorder.guard(hook)
+
+    @functools.wraps(original)
+    def wrapper(*args: Any, **keywords: Any) -> Any:
+        if recorder.closed or recorder.detached(hook) or off():
+            return original(*args, **keywords)
+        recorder.fired(hook)
+        fired()
+        if around is not None:
+            return around(original, *args, **keywords)
+        if before is not None:
+            with guard:
+                before(*args, **keywords)
+        result = original(*args, **keywords)
+        if after is not None:
+            with guard:
+                after(result, *args, **keywords)
+        return result
+
+    return wrapper
 
 
 class Hooks:
@@ -18,7 +61,7 @@ class Hooks:
     def __init__(self, recorder: Recorder, engine: str) -> None:
         self.recorder = recorder
         self._engine = engine
-        self._wrapped: list[tuple[type[Any], str, Callable[..., Any]]] = []
+        self._wrapped: list[tuple[type[Any], str, Function]] = []
 
     def wrap(
         self,
@@ -26,41 +69,22 @@ class Hooks:
         method: str,
         covers: str,
         *,
-        before: Callable[..., Any] | None = None,
-        after: Callable[..., Any] | None = None,
-        around: Callable[..., Any] | None = None,
+        before: Function | None = None,
+        after: Function | None = None,
+        around: Function | None = None,
         label: str = "",
     ) -> None:
         """Hook ``owner.method``, which the class ``owner`` itself must define (``KeyError`` where it does not).
 
-        ``before`` gets the call's arguments, ``after`` the result and the arguments, and ``around`` the
-        original and the arguments; ``around`` has to call the original exactly once and to guard its own work
-        (``Recorder.guard``). ``covers`` is what of ``events.Hook`` the method lets the hook see, all of it;
-        ``label`` tells two hooks on one method apart.
+        The bodies are those of :func:`wrapped`. ``covers`` is what of ``events.Hook`` the method lets the hook see, all
+        of it; ``label`` tells two hooks on one method apart.
         """
         original = owner.__dict__[method]
         name = f"{self._engine}.{owner.__name__}.{method}{label and ' ' + label}"
-        recorder = self.recorder
-
-        @functools.wraps(original)
-        def wrapper(*args: Any, **keywords: Any) -> Any:
-            if recorder.closed or recorder.detached(name):
-                return original(*args, **keywords)
-            recorder.fired(name)
-            if around is not None:
-                return around(original, *args, **keywords)
-            if before is not None:
-                with recorder.guard(name):
-                    before(*args, **keywords)
-            found = original(*args, **keywords)
-            if after is not None:
-                with recorder.guard(name):
-                    after(found, *args, **keywords)
-            return found
-
+        wrapper = wrapped(self.recorder, name, original, before=before, after=after, around=around)
         setattr(owner, method, wrapper)
         self._wrapped.append((owner, method, original))
-        recorder.hook(name, covers)
+        self.recorder.hook(name, covers)
 
     def restore(self) -> None:
         """Put every original back."""

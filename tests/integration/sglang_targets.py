@@ -30,6 +30,9 @@ class Recorder:
     ) -> None:
         self.hooks[name] = {"covers": covers, "state": state, "complete": complete, "note": note}
 
+    def incomplete(self, name: str, why: str) -> None:
+        self.hooks[name] |= {"complete": False, "note": why}
+
     def fired(self, name: str) -> None:
         pass
 

@@ -17,7 +17,7 @@ from capture_hooks.taps.pages import device_tap
 
 torch = pytest.importorskip("torch")
 from capture_hooks.adapters.sglang.plans import Span, written_rows  # noqa: E402
-from capture_hooks.adapters.sglang.read import ReadHooks  # noqa: E402
+from capture_hooks.adapters.sglang.read import KERNELS, ReadHooks  # noqa: E402
 from capture_hooks.adapters.sglang.requests import room_of  # noqa: E402
 from capture_hooks.adapters.sglang.sampled import E4M3, request_rows  # noqa: E402
 from capture_hooks.adapters.sglang.step_pages import runs, written_pages  # noqa: E402
@@ -37,14 +37,14 @@ def bind(function: Any, body: Any) -> Any:
     return lambda *args, **keywords: body(function, *args, **keywords)
 
 
-def hook(engine: FakeEngine, kernel: str = "deep_gemm.fp8_paged_mqa_logits") -> Steps:
+def hook(engine: FakeEngine, kernel: str = "read_deep_gemm") -> Steps:
     """Hang the hooks into a fake engine as ``install`` hangs them into SGLang."""
     recorder, session = engine.session.recorder, engine.session
     steps = session.steps = Steps(session)
     stores, reads = StoreHooks(session, steps), ReadHooks(session, steps)
     engine.kernel_store = bind(engine.kernel_store, stores.store)
     engine.layer_store = bind(engine.layer_store, stores.layer)
-    engine.kernel_logits = bind(engine.kernel_logits, reads.kernel(kernel))
+    engine.kernel_logits = bind(engine.kernel_logits, reads.kernel(kernel, KERNELS[kernel][1]))
     engine.layer_read = bind(engine.layer_read, reads.layer)
     forward = bind(engine.forward, steps.forward)
     batch_of = type("FakeBatch", (), {})
@@ -109,7 +109,7 @@ def test_a_wrong_kernel_is_named(tmp_path: Path, wrong: str, code: str) -> None:
 def test_logits_of_a_kernel_that_rounds_to_16_bits_are_not_held_against_the_bound_of_fp32(
     tmp_path: Path,
 ) -> None:
-    verdict = run(tmp_path, {"logits": True}, kernel="torch")
+    verdict = run(tmp_path, {"logits": True}, kernel="read_torch")
     assert not verdict.findings
     assert verdict.scope["reads"]["judged"] == 0
     with open_trace(tmp_path) as trace:

@@ -565,6 +565,22 @@ def test_a_hook_that_raises_is_swallowed_counted_and_at_last_detached(make: Any)
     assert {(loss.stage, loss.reason) for loss in losses} == {("hook", "lab.store: KeyError")}
 
 
+def test_a_hook_that_is_not_attached_any_more_is_not_told_as_attached(make: Any) -> None:
+    recorder = make(hook_errors=1)
+    for name in ("seen", "failed", "missing"):
+        recorder.hook(name, "store", "missing" if name == "missing" else "attached", name != "missing")
+    with recorder.guard("failed"):
+        raise KeyError
+    for name in ("seen", "failed", "missing", "unknown"):
+        recorder.incomplete(name, "somebody holds the original")
+    last = {hook.name: (hook.state, hook.complete, hook.note) for hook in events(recorder, Hook)}
+    assert last == {
+        "seen": ("attached", False, "somebody holds the original"),
+        "failed": ("detached", False, ""),
+        "missing": ("missing", False, ""),
+    }
+
+
 def test_a_guard_lets_through_what_ends_the_process(make: Any) -> None:
     recorder = make()
     with pytest.raises(KeyboardInterrupt), recorder.guard("lab.store"):

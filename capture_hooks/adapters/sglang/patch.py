@@ -18,6 +18,7 @@ from typing import Any
 
 from capture_hooks.adapters.sglang.versions import Found, Target, lacking, resolve
 from capture_hooks.recorder import Recorder
+from capture_hooks.taps.methods import wrapped
 
 Method = Callable[..., Any]
 
@@ -71,9 +72,7 @@ class Patches:
     ) -> bool:
         """Hook the declared target ``name``. Returns whether it is hooked.
 
-        ``before`` gets the call's arguments, ``after`` the result and the arguments; what they return is ignored and
-        what they raise is counted and swallowed. ``around`` gets the original and the arguments, has to call the
-        original exactly once, return its result, and guard its own work.
+        The bodies are those of :func:`capture_hooks.taps.methods.wrapped`.
 
         A target that this version does not have is no gap and is not told, nor is an optional one that is not there;
         one that should be there and is not is told as missing.
@@ -100,7 +99,11 @@ class Patches:
             return False
         self._covers[hook] = covers
         self._fired[hook] = 0
-        self._put(hook, found, self._wrapper(hook, found.function, before, after, around))
+        fired = functools.partial(self._count, hook)
+        wrapper = wrapped(
+            self.recorder, hook, found.function, before=before, after=after, around=around, fired=fired
+        )
+        self._put(hook, found, wrapper)
         self.recorder.hook(hook, covers)
         return True
 
@@ -112,34 +115,12 @@ class Patches:
 
         def fire() -> None:
             self.recorder.fired(hook)
-            self._fired[hook] += 1
+            self._count(hook)
 
         return fire
 
-    def _wrapper(
-        self, hook: str, original: Method, before: Method | None, after: Method | None, around: Method | None
-    ) -> Method:
-        recorder, fired = self.recorder, self._fired
-        guard = recorder.guard(hook)
-
-        @functools.wraps(original)
-        def wrapper(*args: Any, **keywords: Any) -> Any:
-            if recorder.closed or recorder.detached(hook):
-                return original(*args, **keywords)
-            recorder.fired(hook)
-            fired[hook] += 1  # a lost count does no harm: only "fired at all" is told from it
-            if around is not None:
-                return around(original, *args, **keywords)
-            if before is not None:
-                with guard:
-                    before(*args, **keywords)
-            result = original(*args, **keywords)
-            if after is not None:
-                with guard:
-                    after(result, *args, **keywords)
-            return result
-
-        return wrapper
+    def _count(self, hook: str) -> None:
+        self._fired[hook] += 1  # a lost count does no harm: only "fired at all" is told from it
 
     def _put(self, hook: str, found: Found, wrapper: Method) -> None:
         original = found.function
@@ -175,7 +156,7 @@ class Patches:
         for patched in self._patched:
             why = strays.get(id(patched.original))
             if why is not None:
-                self.recorder.hook(patched.hook, self._covers[patched.hook], "attached", False, why)
+                self.recorder.incomplete(patched.hook, why)
         self.look_again()
 
     def look_again(self) -> None:
@@ -186,7 +167,7 @@ class Patches:
             if not patched.replaced and not _leads_to(now, patched.wrapper):
                 patched.replaced = True
                 why = "the function was replaced after it was hooked"
-                self.recorder.hook(patched.hook, self._covers[patched.hook], "attached", False, why)
+                self.recorder.incomplete(patched.hook, why)
 
     def _strays(self) -> dict[int, str]:
         """Original function -> who else still holds it (one pass over all objects)."""

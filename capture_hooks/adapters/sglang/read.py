@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from capture_hooks.adapters.sglang.patch import hook_name
 from capture_hooks.adapters.sglang.sampled import Taken, page_count, tell
 from capture_hooks.adapters.sglang.step import Row, Step
 from capture_hooks.adapters.sglang.steps import Steps
@@ -68,7 +69,7 @@ def install(session: Session) -> None:
     hooks = session.reads = ReadHooks(session, session.steps)
     for name, (_, kernel, variable) in KERNELS.items():
         if not variable or os.environ.get(variable, "").strip().lower() in ("1", "true", "yes"):
-            session.patches.wrap(name, around=hooks.kernel(kernel))
+            session.patches.wrap(name, around=hooks.kernel(name, kernel))
     session.patches.wrap("read_layer", around=hooks.layer)
     session.patches.wrap("read_gathered", before=hooks.gathered)
 
@@ -101,9 +102,8 @@ class ReadHooks:
         """The hooks do not see every read any more."""
         if self._whole:
             self._whole = False
-            for name in ("read_deep_gemm", "read_layer"):
-                covers = "top-k" if name == "read_layer" else "read"
-                self.recorder.hook(f"sglang.{name}", covers, "attached", False, why)
+            for name in (*KERNELS, "read_layer"):
+                self.recorder.incomplete(hook_name(name), why)
 
     def look_for_others(self, runner: Any) -> None:
         """Whether another plug-in runs the model instead, by the server's arguments."""
@@ -153,21 +153,22 @@ class ReadHooks:
 
     # -- the kernel ------------------------------------------------------------------------------------------
 
-    def kernel(self, name: str) -> Callable[..., Any]:
-        """The body of the hook on one logits function."""
+    def kernel(self, target: str, name: str) -> Callable[..., Any]:
+        """The body of the hook on one logits function: ``target`` of :data:`KERNELS`, ``name`` in traces."""
+        guard = self.recorder.guard(hook_name(target))
 
         def around(original: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
             step, layer = self.steps.now, self._now
             if step is None:
                 return original(*args, **keywords)
             if layer is None or len(args) < 5:
-                with self.recorder.guard("sglang.read"):
+                with guard:
                     self.incomplete("a read by a layer that is not hooked")
                 return original(*args, **keywords)
             if layer.busy:
                 return original(*args, **keywords)
             taken: Taken | None = None
-            with self.recorder.guard("sglang.read"):
+            with guard:
                 taken = self._before(step, layer, name, *args[:5])
             mark = self.recorder.mark()
             layer.busy = True
@@ -175,7 +176,7 @@ class ReadHooks:
                 logits = original(*args, **keywords)
             finally:
                 layer.busy = False
-            with self.recorder.guard("sglang.read"):
+            with guard:
                 if taken is not None:
                     taken.stamp = self.recorder.stamp(mark, step.line)
                     self._after(step, layer, taken, logits, *args[:5])

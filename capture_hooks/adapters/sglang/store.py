@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from capture_hooks.adapters.sglang.patch import hook_name
 from capture_hooks.adapters.sglang.plans import Span, Written, written_rows
 from capture_hooks.adapters.sglang.step import Row, Step
 from capture_hooks.adapters.sglang.steps import Steps
@@ -87,7 +88,7 @@ class StoreHooks:
         """The hooks do not see every store any more."""
         if self._whole:
             self._whole = False
-            self.recorder.hook("sglang.store", "store", "attached", False, why)
+            self.recorder.incomplete(hook_name("store"), why)
 
     def look_for_others(self, runner: Any) -> None:
         """Writers that no hook sees and that this server may use, by its arguments."""
