@@ -63,19 +63,26 @@ class Agent:
     def register_memory(self, reg_list: Any, mem_type: str | None = None, backends: Any = ()) -> DescList:
         return DescList([row[:3] for row in reg_list])
 
+    def _refuses(self) -> bool:
+        """Whether a handle is refused, which the library tells by raising."""
+        answer = self.answers.pop(0) if self.answers else ""
+        if answer == "RAISE":
+            raise RuntimeError("no backend for these descriptors")
+        return answer == "NONE"
+
     def prep_xfer_dlist(self, agent_name: str, xfer_list: Any, mem_type: str = "DRAM") -> Handle:
         return self._handle()
 
     def initialize_xfer(
         self, operation: str, local_descs: Any, remote_descs: Any, remote_agent: str, notif_msg: bytes = b""
-    ) -> Handle:
-        return self._handle()
+    ) -> Handle | None:
+        return None if self._refuses() else self._handle()
 
     def make_prepped_xfer(
         self, operation: str, local: Any, local_indices: Any, remote: Any, remote_indices: Any,
         notif_msg: bytes = b"",
-    ) -> Handle:  # fmt: skip
-        return self._handle()
+    ) -> Handle | None:  # fmt: skip
+        return None if self._refuses() else self._handle()
 
     def transfer(self, handle: Handle, notif_msg: bytes = b"") -> str:
         self.calls.append("transfer")
@@ -92,6 +99,8 @@ class Agent:
 
     def release_xfer_handle(self, handle: Handle) -> None:
         self.calls.append("release")
+        if self.answers and self.answers.pop(0) == "RAISE":
+            raise RuntimeError("it is still on its way")
 
     def send_notif(self, remote_agent_name: str, notif_msg: bytes) -> None:
         self.calls.append("notif")
@@ -301,6 +310,65 @@ def test_an_error_of_the_post_is_told_and_passed_on(
         assert agent.transfer(handle) == "ERR"
     (state,) = kinds(recording.events(), TransferState)
     assert (state.state, state.detail) == ("error", "RuntimeError" if answer == "RAISE" else "")
+
+
+@pytest.mark.parametrize("answer", ["RAISE", "NONE"])
+@pytest.mark.parametrize("way", ["initialize_xfer", "make_prepped_xfer"])
+def test_a_transfer_that_the_library_refuses_before_its_post_is_told_as_failed(
+    recording: Recording, agent_class: type[Agent], way: str, answer: str
+) -> None:
+    agent = agent_class()
+    looked: list[int] = []
+    recording.adapter.before_post.append(lambda post: looked.append(post.transfer))
+    source, target = [(0x1000, 64, 0), (0x1040, 64, 0)], [(0x9000, 64, 0), (0x9040, 64, 0)]
+    sides = agent.prep_xfer_dlist("", DescList(source)), agent.prep_xfer_dlist("right", DescList(target))
+
+    def make() -> Any:
+        if way == "initialize_xfer":
+            return agent.initialize_xfer("WRITE", DescList(source), DescList(target), "right")
+        return agent.make_prepped_xfer("WRITE", sides[0], [0, 1], sides[1], [1, 0])
+
+    about = recording.recorder.about(7719, 1, 2, True, logical=4, pages=[3, 1], destination_pages=[8, 9])
+    agent.answers = [answer]
+    with about:
+        if answer == "RAISE":
+            with pytest.raises(RuntimeError, match="no backend for these descriptors"):
+                make()
+        else:
+            assert make() is None
+        agent.transfer(make())  # another try is another transfer
+    events = recording.events()
+    first, second = kinds(events, Send)
+    for send in (first, second):
+        assert (send.room, send.attempt, send.chunk, send.last, send.peer) == (7719, 1, 2, True, "right")
+        assert (send.logical, send.pages.tolist(), send.destination_pages.tolist()) == (4, [3, 1], [8, 9])
+        assert send.source.tolist() == [list(row[:2]) for row in source]
+        order = target if way == "initialize_xfer" else target[::-1]
+        assert send.destination.tolist() == [list(row[:2]) for row in order]
+    why = f"RuntimeError in {way}" if answer == "RAISE" else f"no handle from {way}"
+    states = [(s.transfer, s.state, s.room, s.attempt, s.detail) for s in kinds(events, TransferState)]
+    assert states == [
+        (first.transfer, "error", 7719, 1, why),
+        (second.transfer, "posted", 7719, 1, ""),
+    ]
+    assert looked == [first.transfer, second.transfer]
+    assert not kinds(events, Loss)
+
+
+def test_a_transfer_that_cannot_be_cancelled_is_still_on_its_way(
+    recording: Recording, agent_class: type[Agent]
+) -> None:
+    agent = agent_class()
+    handle = agent.initialize_xfer("WRITE", DescList([(1, 2, 0)]), DescList([(3, 2, 0)]), "right")
+    agent.transfer(handle)
+    agent.answers = ["RAISE"]
+    with pytest.raises(RuntimeError, match="it is still on its way"):
+        agent.release_xfer_handle(handle)
+    agent.answers = ["DONE"]
+    assert agent.check_xfer_state(handle) == "DONE"
+    agent.release_xfer_handle(handle)
+    states = [state.state for state in kinds(recording.events(), TransferState)]
+    assert states == ["posted", "done", "released"]
 
 
 def test_a_transfer_that_fails_later_is_told_once(recording: Recording, agent_class: type[Agent]) -> None:

@@ -6,6 +6,9 @@ plain lists and from prepared ones, and ``moved`` says with the map of a process
 engine's hook further up may tell which request is worked on (``Recorder.about``); what of it goes into the Send is
 said at :func:`capture_hooks.adapters.posts.tell_post`.
 
+A transfer that the library refuses, at the post or before it, is told with an error as its only state. A descriptor
+list that cannot be prepared belongs to no transfer, and is not told.
+
 Nothing is waited for and nothing is raised into the engine.
 """
 

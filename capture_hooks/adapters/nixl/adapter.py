@@ -20,6 +20,7 @@ from capture_hooks.adapters.nixl.notifications import Notifications, agent_name,
 from capture_hooks.adapters.posts import Look, Post, tell_post, tell_state
 from capture_hooks.events import Registration
 from capture_hooks.recorder import Recorder
+from capture_hooks.taps.methods import wrapped
 
 Method = Callable[..., Any]
 
@@ -101,15 +102,7 @@ class NixlAdapter:
         self._originals.clear()
 
     def _wrap(self, name: str, original: Method, body: Callable[..., Any]) -> None:
-        hook = _hook(name)
-
-        @functools.wraps(original)
-        def wrapper(*args: Any, **keywords: Any) -> Any:
-            if self._off or self.recorder.closed or self.recorder.detached(hook):
-                return original(*args, **keywords)
-            self.recorder.fired(hook)
-            return body(original, *args, **keywords)
-
+        wrapper = wrapped(self.recorder, _hook(name), original, around=body, off=lambda: self._off)
         self._originals[name], self._wrappers[name] = original, wrapper
         setattr(self._class, name, wrapper)
 
@@ -133,10 +126,9 @@ class NixlAdapter:
         return handle
 
     def _initialize(self, original: Method, agent: Any, *args: Any, **keywords: Any) -> Any:
-        handle = original(agent, *args, **keywords)
-        with self.recorder.guard("nixl.initialize_xfer"):
+        def plan() -> Post:
             take = functools.partial(_argument, args=args, keywords=keywords)
-            self._planned[_key(handle)] = Post(
+            return Post(
                 agent_name(agent),
                 text(take(3, "remote_agent", "")),
                 str(take(0, "operation", "WRITE")),
@@ -144,15 +136,17 @@ class NixlAdapter:
                 descriptors(take(2, "remote_descs", None)),
                 payload(take(4, "notif_msg", b"")),
             )
-        return handle
+
+        return self._plans("initialize_xfer", plan, original, agent, *args, **keywords)
 
     def _make(self, original: Method, agent: Any, *args: Any, **keywords: Any) -> Any:
-        handle = original(agent, *args, **keywords)
-        with self.recorder.guard("nixl.make_prepped_xfer"):
+        def plan() -> Post:
             take = functools.partial(_argument, args=args, keywords=keywords)
             local = self._prepared.get(_key(take(1, "local_xfer_side", None)))
             remote = self._prepared.get(_key(take(3, "remote_xfer_side", None)))
-            self._planned[_key(handle)] = Post(
+            if local is None or remote is None:
+                self._incomplete("a list was prepared before capture began")
+            return Post(
                 agent_name(agent),
                 "" if remote is None or remote.agent in _INITIATOR else text(remote.agent),
                 str(take(0, "operation", "WRITE")),
@@ -160,9 +154,32 @@ class NixlAdapter:
                 chosen(remote, take(4, "remote_indices", ())),
                 payload(take(5, "notif_msg", b"")),
             )
-            if local is None or remote is None:
-                self._incomplete("a list was prepared before capture began")
+
+        return self._plans("make_prepped_xfer", plan, original, agent, *args, **keywords)
+
+    def _plans(
+        self, name: str, plan: Callable[[], Post], original: Method, agent: Any, *args: Any, **keywords: Any
+    ) -> Any:
+        """A transfer is made ready. One that the library refuses is never posted: it is told here, as a transfer that
+        failed.
+        """
+        try:
+            handle = original(agent, *args, **keywords)
+        except BaseException as error:
+            with self.recorder.guard(_hook(name)):
+                self._refused(name, plan(), f"{type(error).__name__} in {name}")
+            raise
+        with self.recorder.guard(_hook(name)):
+            if handle:
+                self._planned[_key(handle)] = plan()
+            else:
+                self._refused(name, plan(), f"no handle from {name}")
         return handle
+
+    def _refused(self, name: str, plan: Post, detail: str) -> None:
+        post = self._numbered(plan)
+        tell_post(self.recorder, post, self.before_post, "nixl.before_post")
+        self._state(name, post, "error", detail)
 
     # -- posts and their states ------------------------------------------------------------------------------
 
@@ -176,11 +193,11 @@ class NixlAdapter:
         try:
             status = original(agent, *args, **keywords)
         except BaseException as error:
-            self._state(post, "error", type(error).__name__)
+            self._state("transfer", post, "error", type(error).__name__)
             raise
-        self._state(post, "error" if status == "ERR" else "posted")
+        self._state("transfer", post, "error" if status == "ERR" else "posted")
         if status == "DONE":
-            self._state(post, "done")
+            self._state("transfer", post, "done")
         return status
 
     def _posting(self, agent: Any, handle: Any) -> Post:
@@ -190,19 +207,22 @@ class NixlAdapter:
         if plan is None:  # made before capture began
             plan = Post(agent_name(agent), "", "WRITE", NONE, NONE)
             self._incomplete("a handle was made before capture began")
-        post = Post(
-            plan.agent, plan.peer, plan.operation, plan.source, plan.destination, plan.notification,
-            next(self._ids), self.recorder.current(),
-        )  # fmt: skip
-        self._planned[key] = post
+        post = self._planned[key] = self._numbered(plan)
         tell_post(self.recorder, post, self.before_post, "nixl.before_post")
         return post
 
-    def _state(self, post: Post | None, state: str, detail: str = "") -> None:
-        """The post changed its state."""
+    def _numbered(self, plan: Post) -> Post:
+        """A transfer of its own for one attempt to post ``plan``."""
+        return Post(
+            plan.agent, plan.peer, plan.operation, plan.source, plan.destination, plan.notification,
+            next(self._ids), self.recorder.current(),
+        )  # fmt: skip
+
+    def _state(self, name: str, post: Post | None, state: str, detail: str = "") -> None:
+        """The post changed its state, as method ``name`` told."""
         if post is None or post.state == state:
             return
-        with self.recorder.guard("nixl.state"):
+        with self.recorder.guard(_hook(name)):
             tell_state(self.recorder, post, state, detail, self.after_state)
 
     def _check(self, original: Method, agent: Any, *args: Any, **keywords: Any) -> Any:
@@ -220,24 +240,34 @@ class NixlAdapter:
         with self.recorder.guard("nixl.check_xfer_state"):
             post = self._planned.get(_key(_argument(0, "handle", None, args, keywords)))
             if post is not None and post.transfer >= 0 and post.state == "posted":
-                self._state(post, state, detail)
+                self._state("check_xfer_state", post, state, detail)
 
     def _release(self, original: Method, agent: Any, *args: Any, **keywords: Any) -> Any:
-        post: Post | None = None
+        post, key = None, 0
         with self.recorder.guard("nixl.release_xfer_handle"):
-            post = self._planned.pop(_key(_argument(0, "handle", None, args, keywords)), None)
-        found = original(agent, *args, **keywords)
+            # Out of the table first: another thread may be given the same number as soon as it is free.
+            key = _key(_argument(0, "handle", None, args, keywords))
+            post = self._planned.pop(key, None)
+        try:
+            found = original(agent, *args, **keywords)
+        except BaseException:
+            if (
+                post is not None
+            ):  # it cannot be cancelled: it is still on its way, and will be asked for again
+                self._planned[key] = post
+            raise
         if post is not None and post.transfer >= 0:
-            self._state(post, "released", "" if post.state in ("done", "error") else "it was not seen to end")
+            detail = "" if post.state in ("done", "error") else "it was not seen to end"
+            self._state("release_xfer_handle", post, "released", detail)
         return found
 
     def _unseen(self, original: Method, agent: Any, *args: Any, **keywords: Any) -> Any:
-        with self.recorder.guard("nixl.prep_mem_view"):
+        with self.recorder.guard("nixl.transfer"):
             self._incomplete("device code posts transfers itself")
         return original(agent, *args, **keywords)
 
     def _incomplete(self, why: str) -> None:
-        self.recorder.hook(_hook("transfer"), COVERS["transfer"], "attached", False, why)
+        self.recorder.incomplete(_hook("transfer"), why)
 
     # -- notifications ---------------------------------------------------------------------------------------
 
