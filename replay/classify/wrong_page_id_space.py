@@ -108,55 +108,65 @@ def _ids_of_the_sender(case: Case, evidence: Evidence, every: I64) -> bool:
 
 
 def landed(case: Case, evidence: Evidence, bad: Bool, stage: str) -> Explanation | None:
-    """Units of ``bad`` in a page to which another request's transfer went that was never given it."""
-    timeline, pieces = case.timeline, evidence.descriptors.pieces
+    """Units of ``bad`` in a page to which another request's transfer went that was never given it.
+
+    Of several such transfers the one that explains most: a page travels whole, with what it held before.
+    """
     if not evidence.covers(case.process, "alloc"):
         return None
     earlier = "RC" if stage in ("LT", "RD") and case.has("RC") else "RC-"
     fresh = bad & ~case.same(stage, earlier) if case.has(earlier) else bad
+    best: Explanation | None = None
     for piece in evidence.descriptors.touching(case.buffer.number, case.page).tolist():
-        other, send = int(pieces.request[piece]), int(pieces.send[piece])
-        source, source_page = int(pieces.source[piece]), int(pieces.source_page[piece])
-        whole = int(pieces.start[piece]) == int(pieces.source_start[piece]) == 0
-        if other in (case.request, -1) or not whole or int(pieces.stop[piece]) != case.layout.page_bytes:
-            continue
-        if timeline.alloc_row(case.process, other, case.page) is not None:
-            continue
-        look_at = source_look(case, evidence, send, source, source_page)
-        if look_at < 0:
-            continue
-        snaps = timeline.snapshots
-        units = units_of(timeline, snaps.content[[look_at]])[0]
-        if len(units) != len(bad):
-            continue
-        same = case.units[stage] == units
-        if not halves(fresh & same)[0].any():
-            continue
-        explained = bad & same
-        room, posted = timeline.requests[other][0], timeline.moment("send", send)
-        order = timeline.order
-        after = case.has(earlier) and order.before(case.moment(earlier), case.moment(stage))
-        sure = after and evidence.covers(posted.process, "send") and bool((explained == bad).all())
-        layer = timeline.slots[int(snaps.slot[look_at])][1]
-        logical = int(snaps.logical[look_at])
-        values, _ = halves(explained)
-        return Explanation(
-            code="F04",
-            stage="descriptor",
-            confidence="certain" if sure else "likely",
-            explained=explained,
-            expected=earlier
-            if earlier == "RC"
-            else next((n for n in ("SE", "SE+", "ST") if case.has(n)), stage),
-            observed=stage,
-            evidence=(
-                f"{stage} of page {case.page} holds the source bytes of room {room}'s logical page {logical} "
-                f"({span(values)}: equal by digest)",
-                f"room {room}'s transfer {int(evidence.descriptors.sends['transfer'][send])} names this page, which "
-                f"room {room} was never given",
-            ),
-            donor=Donor(room, layer, logical),
-            rule="destination ids are the sender's own" if source_page == case.page else None,
-            runner_up=RunnerUp("F14", "the writer never owned the page"),
-        )
-    return None
+        found = _hit_by(case, evidence, fresh, bad, stage, piece, earlier)
+        if found is not None and (best is None or found.explained.sum() > best.explained.sum()):
+            best = found
+    return best
+
+
+def _hit_by(
+    case: Case, evidence: Evidence, fresh: Bool, bad: Bool, stage: str, piece: int, earlier: str
+) -> Explanation | None:
+    timeline, pieces = case.timeline, evidence.descriptors.pieces
+    other, send = int(pieces.request[piece]), int(pieces.send[piece])
+    source, source_page = int(pieces.source[piece]), int(pieces.source_page[piece])
+    whole = int(pieces.start[piece]) == int(pieces.source_start[piece]) == 0
+    if other in (case.request, -1) or not whole or int(pieces.stop[piece]) != case.layout.page_bytes:
+        return None
+    if timeline.alloc_row(case.process, other, case.page) is not None:
+        return None
+    look_at = source_look(case, evidence, send, source, source_page)
+    if look_at < 0:
+        return None
+    snaps = timeline.snapshots
+    units = units_of(timeline, snaps.content[[look_at]])[0]
+    if len(units) != len(bad):
+        return None
+    same = case.units[stage] == units
+    if not halves(fresh & same)[0].any():
+        return None
+    explained = bad & same
+    room, posted = timeline.requests[other][0], timeline.moment("send", send)
+    order = timeline.order
+    after = case.has(earlier) and order.before(case.moment(earlier), case.moment(stage))
+    sure = after and evidence.covers(posted.process, "send") and bool((explained == bad).all())
+    layer = timeline.slots[int(snaps.slot[look_at])][1]
+    logical = int(snaps.logical[look_at])
+    values, _ = halves(explained)
+    return Explanation(
+        code="F04",
+        stage="descriptor",
+        confidence="certain" if sure else "likely",
+        explained=explained,
+        expected=earlier if earlier == "RC" else next((n for n in ("SE", "SE+", "ST") if case.has(n)), stage),
+        observed=stage,
+        evidence=(
+            f"{stage} of page {case.page} holds the source bytes of room {room}'s logical page {logical} "
+            f"({span(values)}: equal by digest)",
+            f"room {room}'s transfer {int(evidence.descriptors.sends['transfer'][send])} names this page, which "
+            f"room {room} was never given",
+        ),
+        donor=Donor(room, layer, logical),
+        rule="destination ids are the sender's own" if source_page == case.page else None,
+        runner_up=RunnerUp("F14", "the writer never owned the page"),
+    )

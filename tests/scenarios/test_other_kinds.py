@@ -69,6 +69,28 @@ def test_f04_names_the_request_whose_pages_were_hit_too(tmp_path: Path, keep: An
 
 
 @KEEPS
+def test_f04_of_two_requests_that_hit_a_page_the_last_one_brought_all_of_it(
+    tmp_path: Path, keep: Any
+) -> None:
+    """The page at the sender held the first one's rows still, behind those of the second."""
+    scene = Scene(tmp_path, keep=keep)
+    other = scene.healthy(Job(7003, 3, 64, [30], [21]))
+    for room, q, rows in ((7000, 0, 64), (7004, 4, 40)):
+        job = Job(room, q, rows, [21], [5])
+        begun(scene, job, used=False)
+        scene.send(job, destination=[21])
+        ended(scene, job)
+        scene.finish(job)
+    scene.read(other)
+    findings = [f for f in verdict_of(scene).findings if f.request.room == 7003]
+    assert {(f.code, f.stage, f.confidence) for f in findings} == {("F04", "descriptor", "certain")}
+    ((page,),) = (f.pages for f in findings)
+    assert page.value_rows == ((0, 63),)
+    assert page.donor is not None
+    assert (page.donor.room, page.donor.logical) == (7004, 0)
+
+
+@KEEPS
 def test_f04_of_a_page_that_was_hit_needs_to_know_every_owner(tmp_path: Path, keep: Any) -> None:
     scene = Scene(tmp_path, keep=keep, drop=["alloc"])
     other = hit_by_other_ids(scene)
