@@ -6,6 +6,8 @@ exactly these places. Told apart from a loss on the wire (F31), where the later 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import numpy.typing as npt
 
@@ -15,6 +17,7 @@ from replay.units import units_of
 from replay.verdict import Confidence, RunnerUp
 
 Bool = npt.NDArray[np.bool_]
+U64 = npt.NDArray[np.uint64]
 
 KIND = Kind(
     code="F09",
@@ -127,6 +130,8 @@ def arrived_later(case: Case, source: str, bad: Bool) -> tuple[str, Bool]:
     """The first later look that shows the source's bytes, and the units it heals."""
     if case.has("LT"):
         healed = bad & case.same("LT", source)
+        for units in _earlier_looks(case):
+            healed |= bad & (units == case.units[source])
         if healed.any():
             return "LT", healed
     for row in case.reads.tolist():
@@ -140,18 +145,30 @@ def arrived_later(case: Case, source: str, bad: Bool) -> tuple[str, Bool]:
     return "", np.zeros(len(bad), bool)
 
 
+def _earlier_looks(case: Case) -> Iterator[U64]:
+    """Units of the page at the LTs between RC and the last one: by that one others may have written over it."""
+    snaps, order = case.timeline.snapshots, case.timeline.order
+    last = case.rows["LT"]
+    rows = snaps.at_place("LT", int(snaps.buffer[last]), int(snaps.page[last]))
+    mine = (snaps.request[rows] == case.request) & (snaps.logical[rows] == case.logical)
+    mine &= (snaps.seq[rows] < snaps.seq[last]) & (snaps.content[rows] >= 0)
+    for row in rows[mine].tolist():
+        units = units_of(case.timeline, snaps.content[[row]])[0]
+        if len(units) == len(case.valid) and order.before(case.moment("RC"), snaps.moment_of(row)):
+            yield units
+
+
 def reads_of(case: Case, source: str, healed: Bool) -> tuple[bool, bool]:
-    """Whether some read saw the torn page, and whether some read saw it whole."""
+    """Whether some read saw what was there at completion, and whether some read saw all that came later."""
     torn = clean = False
     for row in case.reads.tolist():
         content = case.timeline.snapshots.content[[row]]
         if int(content[0]) < 0:
             continue
-        same = units_of(case.timeline, content)[0] == case.units[source]
-        if same[healed].all():
-            clean = True
-        else:
-            torn = True
+        units = units_of(case.timeline, content)[0]
+        clean |= bool((units == case.units[source])[healed].all())
+        # What is neither was written by another, and proves nothing about when these bytes came.
+        torn |= bool((units == case.units["RC"])[healed].any())
     return torn, clean
 
 

@@ -111,11 +111,10 @@ def _donor(
         _interval(case, evidence, posted, done, got, donor_room),
     ]
     if case.has(earlier) and landed_late:
-        what = (
-            "its own bytes were complete at reception (RC)"
-            if earlier == "RC"
-            else "RC before the transfer differs"
-        )
+        if earlier == "RC" and not (case.wire_bad & explained).any():
+            what = "its own bytes were complete at reception (RC)"
+        else:
+            what = f"{earlier} does not hold them" if earlier == "RC" else "RC before the transfer differs"
         lines.append(f"{what}: the write landed after that")
     if changed_hands:
         lines.append(f"room {donor_room} gave the page back before room {case.room} got it")

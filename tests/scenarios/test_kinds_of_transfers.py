@@ -361,6 +361,41 @@ def test_f12_a_buffer_that_comes_after_the_request_is_over(
 
 
 @KEEPS
+@pytest.mark.parametrize("seen", [True, False], ids=["read old", "read foreign"])
+def test_f12_of_a_buffer_that_a_late_one_of_another_request_overwrote(
+    tmp_path: Path, keep: Any, seen: bool
+) -> None:
+    """Both components come after their completion was told; the first request is over by then, and its pages given
+    to the second.
+    """
+    scene = Scene(tmp_path, layers=range(3), keep=keep)
+    first, second = Job(7001, 1, 192, [24, 25, 26], [5, 6, 7]), ours()
+    together, apart = [(0, 0), (1, 1)], [(2, 2)]
+    late = {}
+    for job in (first, second):
+        begun(scene, job, used=job is first)
+        scene.send(job, pairs=together)
+        scene.tell(job)
+        late[job.room] = scene.post(job, pairs=apart)
+        scene.arrive(job, told=True)
+        if job is first:
+            scene.read(job)
+            scene.free(scene.decode, job)
+    if seen:
+        scene.read(second)
+    for room in (7000, 7001):
+        scene.land(late[room])
+        scene.done(late[room])
+        scene.look("LT", second)
+    scene.read(second)
+    found = {(f.code, f.layer, f.confidence): f for f in verdict_of(scene).findings if f.request.room == 7000}
+    assert set(found) == {("F12", 2, "certain" if seen else "likely"), ("F14", 2, "certain")}
+    told = [line for f in found.values() for line in f.evidence]
+    assert ("a read (RD) saw the old bytes" in told) == seen
+    assert not any("were complete at reception" in line for line in told)
+
+
+@KEEPS
 def test_f12_a_torn_buffer_is_no_late_component(tmp_path: Path, keep: Any) -> None:
     verdict = late_layers(Scene(tmp_path, layers=range(3), keep=keep), (2,), torn=True)
     expect(verdict, "F09", "completion-early", "completion", room=7000, layers=(2,))
