@@ -22,6 +22,7 @@ from replay.lengths import judge_lengths
 from replay.slots import SlotCase, judge_slots
 from replay.tables import TableCase, TableRung, judge_tables
 from replay.timeline import Timeline
+from replay.verdict import Hazard
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,7 @@ class Bookkeeping:
 
     tables: TableRung
     pages: list[PageEvidence]
+    hazards: list[Hazard]
 
 
 def judge_bookkeeping(timeline: Timeline, evidence: Evidence) -> Bookkeeping:
@@ -49,8 +51,23 @@ def judge_bookkeeping(timeline: Timeline, evidence: Evidence) -> Bookkeeping:
         stores.setdefault((slots.process, slots.request, slots.buffer), []).append(slots)
     for cases in stores.values():
         pages += stale_slot_mapping.at_store(timeline, evidence, cases, versions)
-    pages += metadata_mix_up.explain(timeline, evidence)
-    return Bookkeeping(tables, pages)
+    hazards = []
+    given_up = timeline.phases("abort")
+    for mixed in metadata_mix_up.explain(timeline, evidence):
+        # The first token comes from the slot: one that ended with it has a wrong reply though nobody read its pages.
+        if (mixed.process, mixed.request) in given_up and evidence.never_read(mixed.process, mixed.request):
+            hazards.append(_harmless(timeline, mixed))
+        else:
+            pages.append(mixed)
+    return Bookkeeping(tables, pages, hazards)
+
+
+def _harmless(timeline: Timeline, page: PageEvidence) -> Hazard:
+    """What concerns a request that was given up before anybody read it."""
+    return Hazard(
+        f"{page.code} {page.kind}, harmless this time: {page.evidence[0]}",
+        f"room {timeline.requests[page.request][0]}, which was given up unread",
+    )
 
 
 def _table(

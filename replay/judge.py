@@ -72,6 +72,7 @@ def judge(trace: Trace, options: JudgeOptions | None = None, progress: Progress 
     pages, hazards, doubts = _byte_rungs(ladder, evidence)
     tell("block tables", 0, 0)
     books = judge_bookkeeping(timeline, evidence)
+    hazards += books.hazards
     pages += books.pages + stride_at_store.own(timeline, evidence)
     tables = books.tables
     limit = 1 << 30 if options.exhaustive else max(options.sample, 0)
@@ -132,7 +133,7 @@ def _byte_rungs(
         for found in explain_case(case, evidence):
             if not ladder.cells.said[case.cell] and (found.harmless or found.code == "unclassified"):
                 continue
-            if found.harmless or _never_read(case, evidence):
+            if found.harmless or evidence.never_read(case.process, case.request):
                 item = hazard(case, found)
                 hazards.setdefault(f"{found.code} {case.room}", item)
                 continue
@@ -146,16 +147,6 @@ def _byte_rungs(
         _early_but_right(case, hazards)
     _geometry_hazards(ladder, evidence, judged & ~delivered, bad_cells, hazards)
     return pages, list(hazards.values()), doubts
-
-
-def _never_read(case: Case, evidence: Evidence) -> bool:
-    """Whether the request gave its pages back without one read of them: nothing that is wrong there mattered."""
-    owner = (case.process, case.request)
-    return (
-        evidence.covers(case.process, "read", "alloc")
-        and owner not in case.timeline.readers
-        and owner in case.timeline.freed_seq
-    )
 
 
 def _doubt(case: Case, found: Explanation, evidence: Evidence) -> str | None:

@@ -149,6 +149,15 @@ class Evidence:
         """Whether absence is evidence: the hooks of ``process`` see every event of these kinds."""
         return set(what) <= self.complete.get(process, frozenset())
 
+    def never_read(self, process: int, request: int) -> bool:
+        """Whether a request gave its pages back without one read of them: nothing that is wrong there mattered."""
+        owner = (process, request)
+        return (
+            self.covers(process, "read", "alloc")
+            and owner not in self.timeline.readers
+            and owner in self.timeline.freed_seq
+        )
+
     def covers_sends(self, *senders: int) -> bool:
         """Whether every post of ``senders`` and of all prefill processes was seen: any of these may write anywhere."""
         prefill = [n for n, process in enumerate(self.timeline.trace.processes) if process.role == "prefill"]

@@ -34,7 +34,6 @@ def explain(timeline: Timeline, evidence: Evidence) -> Iterator[PageEvidence]:
     for row in np.flatnonzero(wrong & (numbers >= 0)).tolist():
         room, holds, slot = int(table["room"][row]), int(table["holds"][row]), int(table["slot"][row])
         process = int(table["process"][row])
-        before = _before(timeline, row)
         confidence: Confidence = "certain" if holds in rooms else "likely"
         yield PageEvidence(
             code="F28",
@@ -47,14 +46,24 @@ def explain(timeline: Timeline, evidence: Evidence) -> Iterator[PageEvidence]:
             page=None,
             evidence=(
                 f"slot {slot} held room {holds} when it was taken for room {room}",
-                f"room {holds} had the slot before"
-                if holds in before
-                else f"room {holds} never had the slot",
+                _way(timeline, row),
                 "a page, row or table of the request is not concerned",
             ),
             rule=f"the slot is room {holds}'s",
             runner_up=RunnerUp("F09", "it is the slot beside the pages that is another's"),
         )
+
+
+def _way(timeline: Timeline, row: int) -> str:
+    """How the other room's id came into the slot that record ``row`` took, as far as the records tell."""
+    table = timeline.trace.table("metadata")
+    room, holds, slot = (int(table[name][row]) for name in ("room", "holds", "slot"))
+    sent = (table["moment"] == "sent") & (table["room"] == room) & (table["attempt"] == table["attempt"][row])
+    for source in np.flatnonzero(sent & (table["peer_slot"] == slot) & (table["holds"] == holds)).tolist():
+        return f"the sender's slot {int(table['slot'][source])} held room {holds} when it was sent for room {room}"
+    if holds in _before(timeline, row):
+        return f"room {holds} had the slot before"
+    return f"room {holds} never had the slot"
 
 
 def _before(timeline: Timeline, row: int) -> set[int]:

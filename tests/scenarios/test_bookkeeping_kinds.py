@@ -277,6 +277,35 @@ def test_metadata_of_another_room_is_a_mix_up(tmp_path: Path, keep: Any, holds: 
 
 
 @KEEPS
+@pytest.mark.parametrize(
+    ("read", "end", "named"), [(False, "abort", False), (True, "abort", True), (False, "finish", True)]
+)
+def test_a_mix_up_of_a_request_that_was_given_up_unread_is_a_hazard(
+    tmp_path: Path, keep: Any, read: bool, end: str, named: bool
+) -> None:
+    """One that ends with its first token reads no page, and the slot has that token."""
+    scene = Scene(tmp_path, keep=keep)
+    job = arrived(scene)
+    scene.prefill.emit("metadata", moment="sent", room=7000, slot=8, peer_slot=3, holds=7001)
+    scene.decode.emit("metadata", moment="given", room=7000, slot=3, holds=-1)
+    scene.decode.emit("metadata", moment="read", room=7000, slot=3, holds=7001)
+    if read:
+        scene.read(job)
+    scene.free(scene.decode, job, end)
+    verdict = verdict_of(scene)
+    assert {(f.code, f.request.room) for f in verdict.findings} == ({("F28", 7000)} if named else set())
+    if named:
+        assert (
+            "the sender's slot 8 held room 7001 when it was sent for room 7000"
+            in verdict.findings[0].evidence
+        )
+    else:
+        (hazard,) = verdict.hazards
+        assert hazard.what.startswith("F28 metadata-mix-up, harmless this time: slot 3 held room 7001")
+        assert hazard.where.startswith("room 7000,")
+
+
+@KEEPS
 def test_m9_a_slot_that_was_given_back_keeps_its_old_id(tmp_path: Path, keep: Any) -> None:
     scene = Scene(tmp_path, keep=keep)
     scene.read(arrived(scene))
