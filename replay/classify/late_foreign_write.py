@@ -39,11 +39,8 @@ KIND = Kind(
 
 def explain(case: Case, evidence: Evidence, bad: Bool, stage: str) -> Explanation | None:
     """Units of ``bad`` in ``stage`` that a foreign transfer brought; None where no foreign transfer fits."""
-    fresh = bad.copy()
     earlier = "RC" if stage in ("LT", "RD") and case.has("RC") else "RC-"
-    if case.has(earlier):
-        # A unit that looked like this before the request's own write needs no later writer.
-        fresh &= ~case.same(stage, earlier)
+    fresh = fresh_units(case, bad, stage, earlier)
     best: tuple[int, Explanation] | None = None
     for piece in evidence.descriptors.touching(case.buffer.number, case.page).tolist():
         found = _donor(case, evidence, fresh, bad, stage, piece, earlier)
@@ -123,7 +120,7 @@ def _donor(
         stage="destination",
         confidence=confidence,
         explained=explained,
-        expected="RC" if earlier == "RC" else "SE",
+        expected="OWN" if appended(case, bad, stage) else "RC" if earlier == "RC" else "SE",
         observed=stage,
         evidence=tuple(lines),
         donor=Donor(donor_room, layer, logical),
@@ -132,6 +129,23 @@ def _donor(
             f"room {donor_room} owned page {case.page} when its transfer was announced, so the page id was right",
         ),
     )
+
+
+def fresh_units(case: Case, bad: Bool, stage: str, earlier: str) -> Bool:
+    """Units that prove a later writer: what looked like this in ``earlier``, before the own write, needs none.
+
+    Rows that the reading side appended may look as they did before (empty, both times): the page's other rows tell.
+    """
+    if not case.has(earlier):
+        return bad.copy()
+    if appended(case, bad, stage):
+        bad = bad | case.read_bad
+    return bad & ~case.same(stage, earlier)
+
+
+def appended(case: Case, bad: Bool, stage: str) -> bool:
+    """Whether the units are of rows that the reading side appended: its own stores tell what they should hold."""
+    return stage == "RD" and case.has("OWN") and bool((bad & case.appended_bad).any())
 
 
 def source_look(case: Case, evidence: Evidence, send: int, source: int, page: int) -> int:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from replay.bisect import Case
 from replay.classify.base import Evidence, Explanation, Kind, claims, halves, span
-from replay.classify.late_foreign_write import source_look
+from replay.classify.late_foreign_write import appended, fresh_units, source_look
 from replay.classify.undelivered import look, still_old
 from replay.units import units_of
 from replay.verdict import Confidence, Donor, RunnerUp
@@ -115,7 +115,7 @@ def landed(case: Case, evidence: Evidence, bad: Bool, stage: str) -> Explanation
     if not evidence.covers(case.process, "alloc"):
         return None
     earlier = "RC" if stage in ("LT", "RD") and case.has("RC") else "RC-"
-    fresh = bad & ~case.same(stage, earlier) if case.has(earlier) else bad
+    fresh = fresh_units(case, bad, stage, earlier)
     best: Explanation | None = None
     for piece in evidence.descriptors.touching(case.buffer.number, case.page).tolist():
         found = _hit_by(case, evidence, fresh, bad, stage, piece, earlier)
@@ -158,7 +158,7 @@ def _hit_by(
         stage="descriptor",
         confidence="certain" if sure else "likely",
         explained=explained,
-        expected=earlier if earlier == "RC" else next((n for n in ("SE", "SE+", "ST") if case.has(n)), stage),
+        expected=_expected(case, bad, stage, earlier),
         observed=stage,
         evidence=(
             f"{stage} of page {case.page} holds the source bytes of room {room}'s logical page {logical} "
@@ -170,3 +170,10 @@ def _hit_by(
         rule="destination ids are the sender's own" if source_page == case.page else None,
         runner_up=RunnerUp("F14", "the writer never owned the page"),
     )
+
+
+def _expected(case: Case, bad: Bool, stage: str, earlier: str) -> str:
+    """The look that shows what a page which was hit should hold."""
+    if appended(case, bad, stage):
+        return "OWN"
+    return earlier if earlier == "RC" else next((n for n in ("SE", "SE+", "ST") if case.has(n)), stage)

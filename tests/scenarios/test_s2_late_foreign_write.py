@@ -215,3 +215,54 @@ def test_the_donor_is_the_one_whose_write_was_in_flight_and_not_its_twin(tmp_pat
     scene.healthy(Job(7999, 0, 256, [34, 35, 36, 37], [6, 7, 8, 9]))
     verdict = verdict_of(scene)
     expect(verdict, "F14", "late-foreign-write", "destination", room=7001, pages=foreign_pages(keep=keep))
+
+
+@pytest.mark.parametrize("keep", ["bytes", "digests"])
+def test_a_row_that_was_appended_is_gone_with_the_page_that_was_hit(tmp_path: Path, keep: Any) -> None:
+    """Behind both prompts the pages are empty: the appended row looks again as it did at reception."""
+    scene = Scene(tmp_path, keep=keep)
+    a, b = Job(7000, 0, 50, [20], [14]), Job(7001, 1, 50, [24], [14])
+    scene.start(a)
+    scene.announce(a)
+    scene.store(a, 0, a.rows)
+    late = scene.post(a)
+    scene.free(scene.decode, a, "abort")
+    scene.start(b)
+    scene.announce(b)
+    scene.store(b, 0, b.rows)
+    scene.send(b)
+    scene.arrive(b)
+    scene.look("LT", b)
+    scene.append(b)
+    right = scene.decode.memory[0][14].copy()
+    scene.land(late)
+    scene.done(late)
+    scene.read(b)
+    (finding,) = verdict_of(scene).findings
+    assert (finding.code, finding.confidence, finding.request.room) == ("F14", "certain", 7001)
+    (page,) = finding.pages
+    assert page.value_rows == ((0, 50),)
+    if keep == "bytes":
+        assert page.bytes_differing == int((right != scene.decode.memory[0][14]).sum())
+
+
+def test_an_appended_row_alone_that_is_empty_again_is_no_late_write(tmp_path: Path) -> None:
+    """The other's page is empty there too, and nothing else shows that it was written here."""
+    scene = Scene(tmp_path)
+    a, b = Job(7000, 0, 50, [20], [14]), Job(7001, 1, 50, [24], [14])
+    scene.start(a)
+    scene.announce(a)
+    scene.store(a, 0, a.rows)
+    late = scene.post(a)
+    scene.free(scene.decode, a, "abort")
+    scene.start(b)
+    scene.announce(b)
+    scene.store(b, 0, b.rows)
+    scene.send(b)
+    scene.arrive(b)
+    before = scene.decode.memory[0][14].copy()
+    scene.append(b)
+    scene.decode.memory[0][14] = before
+    scene.done(late)
+    scene.read(b)
+    assert "F14" not in {finding.code for finding in verdict_of(scene).findings}
