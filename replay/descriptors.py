@@ -17,7 +17,8 @@ from capture_hooks.regions import Pieces as Resolved
 from capture_hooks.regions import Regions
 from replay.cells import Cells
 from replay.order import Moment
-from replay.page_columns import PLACE, column_at, place, rows_in
+from replay.page_columns import PLACE, BufferInfo, column_at, place, rows_in
+from replay.receivers import receivers
 from replay.timeline import Timeline
 from replay.trace.errors import reading
 
@@ -68,23 +69,7 @@ class DescriptorMap:
     @cached_property
     def peers(self) -> I64:
         """Process that each send wrote to, -1 where it cannot be told."""
-        trace = self.timeline.trace
-        registration = trace.table("registration")
-        agents = {
-            str(agent): int(process)
-            for agent, process in zip(registration["agent"], registration["process"], strict=True)
-        }
-        decodes = [n for n, p in enumerate(trace.processes) if p.role == "decode"]
-        result = np.full(len(self.sends), -1, np.int64)
-        for row, (process, peer) in enumerate(
-            zip(self.sends["process"].tolist(), self.sends["peer"].tolist(), strict=True)
-        ):
-            found = agents.get(str(peer), -1)
-            others = [number for number in decodes if number != process]
-            if found < 0 and len(others) == 1:
-                found = others[0]
-            result[row] = found
-        return result
+        return receivers(self.timeline)
 
     @cached_property
     def _regions(self) -> dict[int, Regions]:
@@ -208,6 +193,7 @@ class DescriptorMap:
         elsewhere = (stored >= 0) & (column_at(snaps.process, stored) != cells.process)
         source = np.where((source < 0) & elsewhere, stored, source)
         judged = (seen >= 0) & (source >= 0) & np.isin(cells.request, self.request)
+        judged &= ~np.isin(cells.request, self.request[self.peers < 0])  # where to is not known
         # A page that is shared with its first owner was brought for that one.
         judged &= column_at(snaps.request, seen) == cells.request
         sizes = self._page_bytes
@@ -291,26 +277,29 @@ class DescriptorMap:
         rows = np.argsort(self.pieces.request, kind="stable")
         return self.pieces.request[rows], rows
 
-    def pieces_of(self, request: int) -> I64:
-        """Rows of :attr:`pieces` that belong to a request's sends."""
+    def pieces_of(self, request: int, process: int) -> I64:
+        """Rows of :attr:`pieces` that belong to a request's sends to ``process``."""
         low, high = np.searchsorted(self._pieces_by_request[0], [request, request + 1])
-        return self._pieces_by_request[1][low:high]
+        rows = self._pieces_by_request[1][low:high]
+        found: I64 = rows[self.peers[self.pieces.send[rows]] == process]
+        return found
 
-    def lengths_to(self, request: int, address: int, size: int) -> list[int]:
-        """Lengths of the request's descriptors that begin in ``[address, address + size)`` at the destination."""
+    def lengths_to(self, request: int, buffer: BufferInfo) -> list[int]:
+        """Lengths of the request's descriptors that begin in destination ``buffer``."""
         destination = self.sends.ragged("destination")
+        address, size = buffer.address, buffer.pitch * buffer.pages
         found: set[int] = set()
-        for send in self.sends_of(request).tolist():
+        for send in self.sends_to(request, buffer.process):  # another receiver may have the same addresses
             rows = destination[send]
             if len(rows):
                 inside = (rows[:, 0] >= address) & (rows[:, 0] < address + size)
                 found |= {int(length) for length in rows[inside, 1]}
         return sorted(found)
 
-    def told_lengths(self, request: int) -> set[int]:
-        """Bytes a page with which the engine made the request's descriptors; empty where it was not told."""
+    def told_lengths(self, request: int, process: int) -> set[int]:
+        """Bytes a page with which the engine made the request's descriptors to ``process``; empty where not told."""
         lengths = self.sends.ragged("item_lengths")
-        return {int(length) for send in self.sends_of(request).tolist() for length in lengths[send]}
+        return {int(length) for send in self.sends_to(request, process) for length in lengths[send]}
 
     def own_bytes(
         self, request: int, buffer: int, page: int, source: int, source_page: int, logical: int

@@ -38,10 +38,6 @@ from replay.words import counted
 
 Progress = Callable[[str, int, int], None]
 
-#: Kinds of record that must be complete on both sides before a difference that no kind explains is a finding: with
-#: one of them missing, an owner or a writer may be unknown.
-WRITERS = ("store", "alloc", "send", "receive", "completion")
-
 #: Snapshot -> the stages that cannot be judged without it.
 _LOOKS = {
     "ST": ("source",),
@@ -154,18 +150,18 @@ def _doubt(case: Case, found: Explanation, evidence: Evidence) -> str | None:
     if found.code != "unclassified":
         return None
     source = case.rows.get("SE", case.rows.get("SE+", -1))
-    processes = {case.process}
-    if source >= 0:
-        processes.add(int(case.timeline.snapshots.process[source]))
-    union = frozenset[str]().union(*(evidence.complete.get(p, frozenset()) for p in processes))
-    lacking = [what for what in WRITERS if what not in union]
-    for process in processes:
-        if "alloc" not in evidence.complete.get(process, frozenset()):
-            lacking.append("alloc")
-    if source < 0:
-        lacking = [what for what in lacking if what in ("store", "alloc")]
+    sender = int(case.timeline.snapshots.process[source]) if source >= 0 else case.process
+    lacking = [
+        what
+        for what in ("store", "alloc")
+        if not all(evidence.covers(process, what) for process in {case.process, sender})
+    ]
+    if sender != case.process:
+        lacking += [] if evidence.covers_sends(sender) else ["send"]
+        lacking += [] if evidence.covers(case.process, "receive") else ["receive"]
+        lacking += [] if evidence.covers(sender, "completion") else ["completion"]
     if lacking:
-        return f"the record of {', '.join(dict.fromkeys(lacking))} is not complete, so who wrote them is not known"
+        return f"the record of {', '.join(lacking)} is not complete, so who wrote them is not known"
     return None
 
 
@@ -201,7 +197,7 @@ def _geometry_hazards(
         room = timeline.requests[request][0]
         if f"descriptor {room}" in hazards:
             continue
-        lengths = evidence.descriptors.lengths_to(request, target.address, target.pitch * target.pages)
+        lengths = evidence.descriptors.lengths_to(request, target)
         hazards.setdefault(
             f"descriptor {room}",
             Hazard(

@@ -9,7 +9,7 @@ F01, where no descriptor names the buffer and nothing ever arrives; over F13, wh
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -47,9 +47,8 @@ def explain(case: Case, evidence: Evidence, bad: Bool, stage: str) -> Explanatio
     source = next((name for name in ("SE+", "SE", "ST") if case.has(name)), "")
     if source == "" or not case.has("RC", "RC-"):
         return None
-    late, whole = _late_and_whole(case, evidence)
-    mine, theirs = _sends(case, evidence, {case.slot}), _sends(case, evidence, set(whole))
-    if case.slot not in late or not mine or not theirs or mine & theirs:
+    found = _component(case, evidence)
+    if found is None:
         return None
     later, healed = arrived_later(case, source, bad)
     if not later and told_early(case, evidence) == "proven":
@@ -57,16 +56,15 @@ def explain(case: Case, evidence: Evidence, bad: Bool, stage: str) -> Explanatio
     if not healed.any():
         return None
     torn, clean = reads_of(case, source, healed)
-    over = _over(case, evidence, theirs)
-    sure = over and not _over(case, evidence, mine) and torn and bool((healed == bad).all())
-    names = {case.timeline.slots[slot] for slot in late}
+    over = _over(case, evidence, found.theirs)
+    sure = over and not _over(case, evidence, found.mine) and torn and bool((healed == bad).all())
     lines = [
-        f"at completion (RC) every page of {_listed(names)} held its old bytes; {len(whole)} other "
-        f"buffer{'s' if len(whole) > 1 else ''} of the request were whole",
+        f"at completion (RC) every page of {found.names} held its old bytes; {found.whole} other "
+        f"buffer{'s' if found.whole > 1 else ''} of the request were whole",
         f"{later} shows the source's bytes: the buffer arrived later"
         if later
         else "completion was told before its transfer was over, and no later look shows it there",
-        f"its transfer ({_numbers(evidence, mine)}) is not theirs ({_numbers(evidence, theirs)})"
+        f"its transfer ({_numbers(evidence, found.mine)}) is not theirs ({_numbers(evidence, found.theirs)})"
         + (", which was over before completion was told" if over else ""),
     ]
     if torn:
@@ -79,7 +77,7 @@ def explain(case: Case, evidence: Evidence, bad: Bool, stage: str) -> Explanatio
         expected=source,
         observed="RC",
         evidence=tuple(lines),
-        rule=f"{_listed(names)} came late, {len(whole)} other buffers did not",
+        rule=found.rule,
         runner_up=RunnerUp("F09", "whole buffers are late, by a transfer of their own; no page is torn"),
         harmless=clean and not torn,
     )
@@ -90,21 +88,45 @@ def overwrote(case: Case, evidence: Evidence, bad: Bool, stage: str) -> Explanat
 
     Pages travel whole: what arrives after reading has begun reaches past the prompt.
     """
+    found = _component(case, evidence)
+    if found is None:
+        return None
+    late = overwrote_by_its_own(case, evidence, bad, stage)
+    if late is None:
+        return None
+    return replace(
+        late,
+        code="F12",
+        evidence=(*late.evidence, f"every page of {found.names} held its old bytes at completion (RC)"),
+        rule=found.rule,
+        runner_up=RunnerUp("F09", "whole buffers are late, by a transfer of their own; no page is torn"),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Component:
+    """Buffers of a request that were late as a whole, with ``mine``, the sends that bring the case's own, and
+    ``theirs``, those of the ``whole`` other buffers.
+    """
+
+    names: str
+    whole: int
+    mine: set[int]
+    theirs: set[int]
+
+    @property
+    def rule(self) -> str:
+        """What came late and what did not."""
+        return f"{self.names} came late, {self.whole} other buffers did not"
+
+
+def _component(case: Case, evidence: Evidence) -> _Component | None:
+    """The late component that the case's buffer belongs to; None where it is none, or came with the others."""
     late, whole = _late_and_whole(case, evidence)
     mine, theirs = _sends(case, evidence, {case.slot}), _sends(case, evidence, set(whole))
     if case.slot not in late or not mine or not theirs or mine & theirs:
         return None
-    found = overwrote_by_its_own(case, evidence, bad, stage)
-    if found is None:
-        return None
-    names = _listed({case.timeline.slots[slot] for slot in late})
-    return replace(
-        found,
-        code="F12",
-        evidence=(*found.evidence, f"every page of {names} held its old bytes at completion (RC)"),
-        rule=f"{names} came late, {len(whole)} other buffers did not",
-        runner_up=RunnerUp("F09", "whole buffers are late, by a transfer of their own; no page is torn"),
-    )
+    return _Component(_listed({case.timeline.slots[slot] for slot in late}), len(whole), mine, theirs)
 
 
 def _late_and_whole(case: Case, evidence: Evidence) -> tuple[list[int], list[int]]:
@@ -132,10 +154,10 @@ def _wholly_old(case: Case) -> bool:
 
 
 def _sends(case: Case, evidence: Evidence, slots: set[int]) -> set[int]:
-    """Sends of the request that write to buffers of ``slots``."""
+    """Sends of the request to this receiver that write to buffers of ``slots``."""
     pieces, timeline = evidence.descriptors.pieces, case.timeline
     found = set()
-    for row in evidence.descriptors.pieces_of(case.request).tolist():
+    for row in evidence.descriptors.pieces_of(case.request, case.process).tolist():
         buffer = int(pieces.buffer[row])
         if buffer >= 0 and int(timeline.slot_of_buffer[buffer]) in slots:
             found.add(int(pieces.send[row]))

@@ -166,7 +166,7 @@ def _length_short(case: Case, evidence: Evidence, parts: list[tuple[int, int, in
     """Whether this is a length that is too short (F03): one part, from byte 0 on, as long as the item length told."""
     if len(parts) != 1 or parts[0][0] != 0:
         return False
-    return case.layout.page_bytes not in evidence.descriptors.told_lengths(case.request)
+    return case.layout.page_bytes not in evidence.descriptors.told_lengths(case.request, case.process)
 
 
 def _old(case: Case, left_out: Bool, covered: Bool) -> bool:

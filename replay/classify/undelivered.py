@@ -16,7 +16,7 @@ I64 = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Undelivered:
-    """Pieces (rows of ``DescriptorMap.pieces``) of the request's sends, seen from one of its pages.
+    """Pieces (rows of ``DescriptorMap.pieces``) of the request's sends to one receiver, seen from one of its pages.
 
     ``here`` write to this page, ``buffer`` to its buffer, ``leaving`` carry its source page away. ``source`` and
     ``source_page`` are where the page lies at the sender.
@@ -38,7 +38,7 @@ def look(case: Case, evidence: Evidence) -> Undelivered | None:
     if row < 0 or int(snaps.buffer[row]) < 0 or int(snaps.process[row]) == case.process:
         return None
     sender, source, source_page = int(snaps.process[row]), int(snaps.buffer[row]), int(snaps.page[row])
-    pieces, every = descriptors.pieces, descriptors.pieces_of(case.request)
+    pieces, every = descriptors.pieces, descriptors.pieces_of(case.request, case.process)
     if not len(every) or not evidence.covers_sends_to(case.buffer.number, sender):
         return None
     into = every[pieces.buffer[every] == case.buffer.number]

@@ -44,9 +44,9 @@ def explain(case: Case, evidence: Evidence, bad: Bool, stage: str) -> Explanatio
         return None
     source = timeline.buffers[source_buffer]
     size = case.layout.page_bytes
-    lengths = descriptors.lengths_to(case.request, case.buffer.address, case.buffer.pitch * case.buffer.pages)
+    lengths = descriptors.lengths_to(case.request, case.buffer)
     # Engines join neighbouring pages to one descriptor; what they call an item tells a double length from two pages.
-    told = descriptors.told_lengths(case.request)
+    told = descriptors.told_lengths(case.request, case.process)
     joined = not told or size in told
     wrong = [
         length for length in lengths if length != size and not (joined and length % case.buffer.pitch == 0)
@@ -106,15 +106,14 @@ def overwritten(case: Case, evidence: Evidence, bad: Bool, stage: str) -> Explan
     """
     descriptors, size = evidence.descriptors, case.layout.page_bytes
     pieces = descriptors.pieces
-    region = (case.buffer.address, case.buffer.pitch * case.buffer.pages)
     rooms, hit, proven = set(), np.zeros(size, bool), np.zeros(size, bool)
     for row in descriptors.touching(case.buffer.number, case.page).tolist():
         other = int(pieces.request[row])
-        if other in (case.request, -1) or descriptors.lengths_to(other, *region) == [size]:
+        if other in (case.request, -1) or descriptors.lengths_to(other, case.buffer) == [size]:
             continue
         whole = int(pieces.start[row]) == 0 and int(pieces.stop[row]) == size
         in_place = int(pieces.source_start[row]) == int(pieces.start[row])
-        if whole or (in_place and size in descriptors.told_lengths(other)):
+        if whole or (in_place and size in descriptors.told_lengths(other, case.process)):
             continue  # the page, or a rank's slice of it
         if not _may_have_written(case, evidence, int(pieces.send[row]), stage):
             continue

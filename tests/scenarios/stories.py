@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from copy import copy
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
 from tests.scenarios.scene import Job, Scene
 
 
@@ -10,14 +16,17 @@ def ours(rows: int = 192) -> Job:
     return Job(7000, 0, rows, [21, 22, 23], [5, 6, 7])
 
 
-def begun(scene: Scene, job: Job | None = None, *, used: bool = True) -> Job:
-    """All that comes before the post; ``used``: request q9 had lived on these pages."""
+def begun(scene: Scene, job: Job | None = None, *, used: bool = True, stored: int | None = None) -> Job:
+    """All that comes before the post; ``used``: request q9 had lived on these pages.
+
+    ``stored`` are the rows that are stored by then, all of them where it is left out.
+    """
     job = job or ours()
     if used:
         scene.earlier(job.prefill, job.decode)
     scene.start(job)
     scene.announce(job)
-    scene.store(job, 0, job.rows)
+    scene.store(job, 0, job.rows if stored is None else stored)
     return job
 
 
@@ -34,3 +43,22 @@ def ended(scene: Scene, job: Job) -> None:
     scene.arrive(job)
     scene.look("LT", job)
     scene.read(job)
+
+
+def two_receivers(
+    folder: Path, *, pages: Sequence[int] = (5, 6, 7), stored: int | None = None, **how: Any
+) -> tuple[Scene, Scene, Job, Job]:
+    """One prefill rank and two decode ranks that it sends the request to: up to the posts.
+
+    The second scene and job are those of the second receiver, where the request has ``pages``. ``stored``: see
+    :func:`begun`.
+    """
+    first = Scene(folder, **how)
+    second = Scene(folder, beside=first, **how)
+    other = copy(first)
+    other.decode, other._transfers = second.decode, 100
+    job, same = begun(first, stored=stored), replace(ours(64 * len(pages)), decode=list(pages))
+    other.begin(other.decode, same)
+    other.give(other.decode, same, same.decode)
+    other.announce(same)
+    return first, other, job, same

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from copy import copy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 from replay.verdict import Verdict
 from tests.scenarios.outcome import expect, expect_clean, verdict_of
 from tests.scenarios.scene import Job, Scene
+from tests.scenarios.stories import begun, ended
 from tests.scenarios.test_s1_completion_early import torn
 from tests.scenarios.test_s2_late_foreign_write import overtaken
 from tests.scenarios.test_s3_sent_before_written import too_early
@@ -189,16 +192,57 @@ def test_what_a_missing_hook_would_see_is_not_judged(tmp_path: Path, gone: str) 
     assert verdict.not_judged
 
 
-def test_an_unhooked_store_may_be_what_changed_a_page_after_arrival(tmp_path: Path) -> None:
-    """Rows change on the decode side; its store hook is missing, so that no writer can be named."""
-    scene = Scene(tmp_path, drop=["decode:store"])
+@pytest.mark.parametrize(
+    ("gone", "what"),
+    [
+        ("decode:store", "store"),
+        ("prefill:store", "store"),
+        ("decode:alloc", "alloc"),
+        ("prefill:alloc", "alloc"),
+        ("prefill:send", "send"),
+        ("decode:receive", "receive"),
+        ("prefill:transfer_state", "completion"),
+    ],
+)
+def test_an_unhooked_record_may_be_what_changed_a_page_after_arrival(
+    tmp_path: Path, gone: str, what: str
+) -> None:
+    """Rows change on the decode side; its store hook is missing, so that nobody can be accused."""
+    scene = Scene(tmp_path, drop=[gone])
     ours = scene.healthy(Job(7000, 0, 128, [21, 22], [5, 6]))
     scene.decode.memory[0][6, 128:256] ^= 1
     scene.read(ours)
     verdict = verdict_of(scene)
-    for finding in verdict.findings:
-        assert finding.stage == "destination"
-        assert finding.confidence != "certain" or finding.code == "unclassified"
+    assert verdict.findings == ()
+    assert any(f"the record of {what} is not complete" in lack.why for lack in verdict.not_judged)
+
+
+@pytest.mark.parametrize("gone", ["prefill:receive", "decode:send", "decode:transfer_state"])
+def test_what_one_side_alone_records_is_not_asked_of_the_other(tmp_path: Path, gone: str) -> None:
+    scene = Scene(tmp_path, drop=[gone])
+    ours = scene.healthy(Job(7000, 0, 128, [21, 22], [5, 6]))
+    scene.decode.memory[0][6, 128:256] ^= 1
+    scene.read(ours)
+    (finding,) = verdict_of(scene).findings
+    assert (finding.code, finding.stage) == ("unclassified", "destination")
+
+
+@pytest.mark.parametrize("gone", [(), ("prefill:receive",), ("prefill:send",), ("prefill:store",)])
+def test_a_page_that_its_own_side_reads_needs_no_record_of_a_transfer(
+    tmp_path: Path, gone: tuple[str, ...]
+) -> None:
+    """Prefill reads the page that it has stored, for the next chunk of the prompt; a row of it is another just then."""
+    scene = Scene(tmp_path, drop=gone)
+    job = begun(scene, Job(7000, 0, 128, [21, 22], [5, 6]))
+    alone, row = copy(scene), scene.prefill.memory[0][22, 128:256]
+    alone.decode = scene.prefill
+    row ^= 1
+    alone.read(replace(job, decode=job.prefill))
+    row ^= 1
+    scene.send(job)
+    ended(scene, job)
+    found = [(finding.code, finding.role) for finding in verdict_of(scene).findings]
+    assert found == ([] if gone == ("prefill:store",) else [("unclassified", "prefill")])
 
 
 @pytest.mark.parametrize("gone", [("RD.before", "RD.after"), ("LT",), ("SE.after",)], ids="+".join)

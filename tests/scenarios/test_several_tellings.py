@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from copy import copy
 from pathlib import Path
 
 import pytest
 
 from tests.scenarios.outcome import expect, expect_clean, verdict_of
 from tests.scenarios.scene import Job, Scene
-from tests.scenarios.stories import begun, ours
+from tests.scenarios.stories import begun, two_receivers
 
 ONE, TWO = "0a1b2c3d4e.0", "0a1b2c3d4e.1"
 
@@ -103,19 +102,6 @@ def test_a_telling_of_which_only_one_end_was_seen_is_not_passed_over(tmp_path: P
     scene.look("LT", job)
     (finding,) = verdict_of(scene).findings
     assert finding.code != "F09"
-
-
-def two_receivers(tmp_path: Path) -> tuple[Scene, Scene, Job, Job]:
-    """One prefill rank sends to two decode ranks; page 6 of the first loses its tail."""
-    first = Scene(tmp_path)
-    second = Scene(tmp_path, beside=first)
-    other = copy(first)
-    other.decode, other._transfers = second.decode, 100
-    job, same = begun(first), ours()
-    other.begin(other.decode, same)
-    other.give(other.decode, same, same.decode)
-    other.announce(same)
-    return first, other, job, same
 
 
 def ended_for_both(first: Scene, other: Scene, job: Job, same: Job) -> Scene:
