@@ -11,7 +11,8 @@ from typing import Any
 from analysis.finding_text import count_text, extent_text
 from analysis.printable import printable
 from replay.align import Pair
-from replay.compare import LOGITS_TOLERANCE, SCHEMA, Comparison, Difference
+from replay.compare_reads import LOGITS_TOLERANCE
+from replay.comparison import SCHEMA, Comparison, Difference
 from replay.words import counted
 
 WIDTH = 80

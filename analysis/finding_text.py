@@ -11,7 +11,7 @@ from replay.verdict import Finding, PageFinding
 from replay.words import counted, verb
 
 if TYPE_CHECKING:
-    from replay.compare import Difference
+    from replay.comparison import Difference
 
 
 def grouped(findings: Sequence[Finding]) -> list[list[Finding]]:

@@ -70,7 +70,7 @@ def foreign_sends(trace: Trace, room: int, attempt: int | None) -> I64:
     """
     timeline = Timeline(trace)
     descriptors = DescriptorMap(timeline)
-    order, allocs, pieces = timeline.order, timeline.allocs, descriptors.pieces
+    order, allocs, pieces = timeline.order, timeline.owners.allocs, descriptors.pieces
     mine = {
         number
         for number, (other, tried) in enumerate(timeline.requests)
@@ -80,7 +80,7 @@ def foreign_sends(trace: Trace, room: int, attempt: int | None) -> I64:
     for row in np.flatnonzero(np.isin(allocs.request, list(mine))).tolist():
         process, page = int(allocs.process[row]), int(allocs.page[row])
         got = allocs.moment_of(row)
-        back = timeline.free_row(process, int(allocs.request[row]), page)
+        back = timeline.owners.free_row(process, int(allocs.request[row]), page)
         for buffer in timeline.buffers:
             if buffer.process != process:
                 continue
@@ -92,7 +92,7 @@ def foreign_sends(trace: Trace, room: int, attempt: int | None) -> I64:
                 if done is not None and order.before(done, got):
                     continue
                 posted = timeline.moment("send", send)
-                if back is not None and order.before(timeline.frees.moment_of(back), posted):
+                if back is not None and order.before(timeline.owners.frees.moment_of(back), posted):
                     continue
                 found.add(send)
     return np.array(sorted(found), np.int64)

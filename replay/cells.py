@@ -75,7 +75,7 @@ def build_cells(timeline: Timeline, copies: Copies | None = None) -> Cells:
         rows[name] = rows[name][~late[rows[name]]]
     overshoot += int(late[reads].sum())
     # A read through a wrong table shows another page than the request's: that is the table rung's to say.
-    given = timeline.given_at(
+    given = timeline.owners.given_at(
         snaps.process[reads], snaps.request[reads], snaps.logical[reads], snaps.seq[reads]
     )
     own_page = (given < 0) | (given == snaps.page[reads])
@@ -160,17 +160,17 @@ def _stored_before(timeline: Timeline, row: int) -> int:
     """
     snaps = timeline.snapshots
     process, page = int(snaps.process[row]), int(snaps.page[row])
-    mine = timeline.alloc_row(process, int(snaps.request[row]), page)
+    mine = timeline.owners.alloc_row(process, int(snaps.request[row]), page)
     if mine is None:
         return -1
     found = _before(timeline, "ST", row)
-    since = timeline.owned_since(process, page, int(timeline.allocs.seq[mine]))
+    since = timeline.owners.owned_since(process, page, int(timeline.owners.allocs.seq[mine]))
     return found if found >= 0 and int(snaps.seq[found]) > since else -1
 
 
 def _adopt_shared(timeline: Timeline, stage: dict[str, I64], reads: I64, read_cell: I64) -> None:
     """A page shared on the reading side arrived once, for its first owner: take that RC (or ST) for the others."""
-    snaps, shared = timeline.snapshots, timeline.shared_pages
+    snaps, shared = timeline.snapshots, timeline.owners.shared_pages
     if not shared or not len(reads):
         return
     first = np.full(len(stage["RC"]), -1, np.int64)
@@ -188,10 +188,10 @@ def _arrived_for_owner(timeline: Timeline, row: int) -> int:
     snaps = timeline.snapshots
     last = _before(timeline, "RC", row)
     process, page = int(snaps.process[row]), int(snaps.page[row])
-    mine = timeline.alloc_row(process, int(snaps.request[row]), page)
+    mine = timeline.owners.alloc_row(process, int(snaps.request[row]), page)
     if mine is None or last < 0:
         return last
-    owner = timeline.owner_before(process, page, int(timeline.allocs.seq[mine]))
+    owner = timeline.owners.owner_before(process, page, int(timeline.owners.allocs.seq[mine]))
     rows = snaps.at_place("RC", int(snaps.buffer[row]), page)
     rows = rows[(snaps.seq[rows] < snaps.seq[row]) & (snaps.moment[snaps.event[rows]] != "before")]
     rows = rows[snaps.request[rows] == owner]
@@ -209,11 +209,11 @@ def _stored_for_owner(timeline: Timeline, row: int) -> int:
         if info.process == int(snaps.process[row]) or int(timeline.slot_of_buffer[info.number]) != slot:
             continue
         there = (np.array([info.process]), np.array([request]), np.array([logical]))
-        page = int(timeline.given_pages(*there)[0])
-        mine = timeline.alloc_row(info.process, request, page) if page >= 0 else None
-        if mine is None or (info.process, request, page) not in timeline.shared_pages:
+        page = int(timeline.owners.given_pages(*there)[0])
+        mine = timeline.owners.alloc_row(info.process, request, page) if page >= 0 else None
+        if mine is None or (info.process, request, page) not in timeline.owners.shared_pages:
             continue
-        owner = timeline.owner_before(info.process, page, int(timeline.allocs.seq[mine]))
+        owner = timeline.owners.owner_before(info.process, page, int(timeline.owners.allocs.seq[mine]))
         rows = snaps.at_place("ST", info.number, page)
         rows = rows[(snaps.request[rows] == owner) & (snaps.logical[rows] == logical)]
         if len(rows):
@@ -234,8 +234,8 @@ def _after_free(timeline: Timeline) -> Bool:
     An overlap scheduler launches one more step for a finished request (look-alike M11).
     """
     snaps = timeline.snapshots
-    late = timeline.given_away(snaps.process, snaps.request, snaps.page) < snaps.seq
-    freed = timeline.freed_seq
+    late = timeline.owners.given_away(snaps.process, snaps.request, snaps.page) < snaps.seq
+    freed = timeline.owners.freed_seq
     if not freed:
         return late
     requests = max(1, len(timeline.requests))
@@ -316,7 +316,7 @@ def _stores(
     # A shared prefix is stored once, by its first owner: fall back to the last ST of the physical page. The owner's
     # page may also have come in the place of one that the request had stored itself (two requests computed one prefix
     # at the same time): its bytes are right, and are not those that the request computed.
-    shared = timeline.shared_pages
+    shared = timeline.owners.shared_pages
     elsewhere = has_source & (store >= 0) & (column_at(snaps.page, store) != column_at(snaps.page, source))
     for number in np.flatnonzero((has_source & (store < 0)) | elsewhere).tolist() if shared else []:
         row = int(source[number])

@@ -1,31 +1,32 @@
 """Two traces side by side: the same requests in a good run and in a bad one, look by look and row by row.
 
-Requests are paired first, then the looks at their pages by process, layer, logical page and stage. Physical pages and
-clocks have no part in it. Rows are compared as stored, values and scales apart; only rows that both runs have count.
+Requests are paired first, then the looks at their pages by process, layer, logical page and stage, and their reads
+(``compare_reads.py``). Physical pages and clocks have no part in it. Rows are compared as stored, values and scales
+apart; only rows that both runs have count.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from capture_hooks.layouts import Layout
-from replay.align import Pair, align
+from replay.align import align
+from replay.compare_reads import compare_reads
+from replay.comparison import Comparison, Difference
 from replay.page_columns import row_numbers
 from replay.ranges import byte_ranges, ranges
 from replay.timeline import Timeline
 from replay.trace.reader import Trace
 from replay.units import units_of
-from replay.verdict import STAGES, Ranges
+from replay.verdict import STAGES
 
 Bool = npt.NDArray[np.bool_]
 I64 = npt.NDArray[np.int64]
 Progress = Callable[[str, int, int], None]
-
-SCHEMA = "kv-replay/diff/1"
 
 #: Looks in the order of the ladder: (stage of the ladder, stage and moments of the snapshot).
 LOOKS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
@@ -37,55 +38,8 @@ LOOKS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("destination", "RD", ("before", "")),
     ("destination", "RD", ("after",)),
 )
-#: Logits of two right runs may differ by about so much of the largest one.
-LOGITS_TOLERANCE = 1e-3
 #: Looks whose units are held at once: 2 x 8,192 x 1 KB = 16 MB.
 _CHUNK = 8192
-
-
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """Rows of one page that differ in one look.
-
-    ``page_good`` and ``page_bad`` are the physical pages. ``appended``: the reading side wrote the rows itself, so they
-    follow from what was computed before. ``read`` counts the reads of the request, -1 for other looks.
-    """
-
-    stage: str
-    look: str
-    pair: Pair
-    role: str
-    rank: int
-    buffer: str
-    layer: int
-    logical: int
-    page_good: int
-    page_bad: int
-    read: int = -1
-    appended: bool = False
-    value_rows: Ranges = ()
-    scale_rows: Ranges = ()
-    byte_ranges: Ranges = ()
-    bytes_differing: int | None = None
-    detail: str = ""  #: in words, for what is no page
-
-
-@dataclass(slots=True)
-class Comparison:
-    """What two traces have in common, and where they part, in the order of the ladder."""
-
-    pairs: list[Pair]
-    alone_good: list[tuple[int, int]]
-    alone_bad: list[tuple[int, int]]
-    compared: dict[str, int] = field(default_factory=dict)  #: stage -> looks at pages, or reads
-    not_compared: dict[str, int] = field(default_factory=dict)  #: why -> how often
-    differences: list[Difference] = field(default_factory=list)
-    largest_logit_difference: float = 0.0  #: as a part of the largest logit of the read
-
-    @property
-    def comparable(self) -> bool:
-        """Whether anything could be compared."""
-        return any(self.compared.values())
 
 
 def compare(good: Trace, bad: Trace, progress: Progress | None = None) -> Comparison:
@@ -98,7 +52,7 @@ def compare(good: Trace, bad: Trace, progress: Progress | None = None) -> Compar
     pairs, alone_good, alone_bad = align(left, right)
     found = Comparison(pairs, alone_good, alone_bad)
     _pages(left, right, found, progress)
-    _reads(left, right, found)
+    compare_reads(left, right, found)
     numbers = {id(pair): n for n, pair in enumerate(pairs)}
     found.differences.sort(
         key=lambda d: (
@@ -111,9 +65,6 @@ def compare(good: Trace, bad: Trace, progress: Progress | None = None) -> Compar
         )
     )
     return found
-
-
-# Pages
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +106,7 @@ def _looks(
         look[(snaps.stage == stage) & np.isin(snaps.moment.astype(str), moments)] = number
     side = np.array([sides.index((p.role, p.rank)) for p in timeline.trace.processes] or [0], np.int64)
     slot = np.array([slots.index(name) for name in timeline.slots] or [0], np.int64)
-    gone = timeline.given_away(snaps.process, snaps.request, snaps.page) < snaps.seq
+    gone = timeline.owners.given_away(snaps.process, snaps.request, snaps.page) < snaps.seq
     rows = np.flatnonzero(
         (pair_of[snaps.request] >= 0)
         & (look[snaps.event] >= 0)
@@ -317,93 +268,3 @@ def _data(timeline: Timeline, row: int, layout: Layout) -> npt.NDArray[np.uint8]
         return None
     data = np.asarray(contents.data(np.array([content]))[0])
     return data if len(data) == layout.page_bytes else None
-
-
-# Reads
-
-
-def _reads(left: Timeline, right: Timeline, found: Comparison) -> None:
-    """Lengths, logits and top-k of the reads of paired requests, read by read."""
-    mine, theirs = _reads_of(left), _reads_of(right)
-    for pair in found.pairs:
-        for key in sorted(k for k in mine if k[0] == pair.good and (pair.bad, *k[1:]) in theirs):
-            for number, (one, other) in enumerate(
-                _same_length(left, right, mine[key], theirs[pair.bad, *key[1:]])
-            ):
-                _read(left, right, pair, key, number, one, other, found)
-
-
-def _same_length(
-    left: Timeline, right: Timeline, mine: list[int], theirs: list[int]
-) -> Iterator[tuple[int, int]]:
-    """Reads of equal length, one of each run: runs may read more or less often, and sample other steps."""
-    lengths, others = left.trace.table("read")["rows"], right.trace.table("read")["rows"]
-    waiting: dict[int, list[int]] = {}
-    for row in theirs:
-        waiting.setdefault(int(others[row]), []).append(row)
-    for row in mine:
-        partners = waiting.get(int(lengths[row]), [])
-        if partners:
-            yield row, partners.pop(0)
-
-
-_ReadKey = tuple[tuple[int, int], str, int, str, int]
-
-
-def _reads_of(timeline: Timeline) -> dict[_ReadKey, list[int]]:
-    """(request, role, rank, buffer name, layer) -> rows of the read table, in sequence."""
-    table, freed = timeline.trace.table("read"), timeline.freed_seq
-    requests, buffers = timeline.request_column("read"), timeline.buffer_column("read")
-    found: dict[_ReadKey, list[int]] = {}
-    for row, (request, buffer) in enumerate(zip(requests.tolist(), buffers.tolist(), strict=True)):
-        process, seq = int(table["process"][row]), int(table["seq"][row])
-        if request < 0 or buffer < 0 or freed.get((process, request), seq) < seq:
-            continue  # an overshoot step is nobody's
-        info, side = timeline.buffers[buffer], timeline.trace.processes[process]
-        key = (timeline.requests[request], side.role, side.rank, info.name, info.layer)
-        found.setdefault(key, []).append(row)
-    return found
-
-
-def _read(
-    left: Timeline,
-    right: Timeline,
-    pair: Pair,
-    key: _ReadKey,
-    number: int,
-    one: int,
-    other: int,
-    found: Comparison,
-) -> None:
-    mine, theirs = left.trace.table("read"), right.trace.table("read")
-
-    def note(stage: str, detail: str) -> None:
-        _, role, rank, buffer, layer = key
-        where = (role, rank, buffer, layer, -1, -1, -1)
-        found.differences.append(Difference(stage, "read", pair, *where, read=number, detail=detail))
-
-    rows = int(mine["rows"][one])
-    logits, others = (
-        np.asarray(t.bulk("logits", r), np.float64)[:rows] for t, r in ((mine, one), (theirs, other))
-    )
-    if len(logits) != rows or len(others) != rows or not rows:
-        return
-    found.compared["read-kernel"] = found.compared.get("read-kernel", 0) + 1
-    finite = np.isfinite(logits) & np.isfinite(others)
-    scale = float(np.abs(logits[np.isfinite(logits)]).max(initial=0.0)) or 1.0
-    gaps = np.abs(logits[finite] - others[finite])
-    worst = float(gaps.max(initial=0.0)) / scale
-    found.largest_logit_difference = max(found.largest_logit_difference, worst)
-    odd = int((np.isfinite(logits) != np.isfinite(others)).sum())
-    if worst > LOGITS_TOLERANCE or odd:
-        bad = int((gaps > LOGITS_TOLERANCE * scale).sum()) + odd
-        note(
-            "read-kernel",
-            f"logits of {bad} of {rows} rows differ by more than {LOGITS_TOLERANCE:g} of the largest",
-        )
-        return
-    first, second = (np.asarray(t.bulk("top_k", r), np.int64) for t, r in ((mine, one), (theirs, other)))
-    found.compared["top-k"] = found.compared.get("top-k", 0) + 1
-    valid = (set(first[first >= 0].tolist()), set(second[second >= 0].tolist()))
-    if len(valid[0]) != len(valid[1]):
-        note("top-k", f"{len(valid[0])} valid entries in the good run, {len(valid[1])} in the bad one")

@@ -120,7 +120,7 @@ class Copies:
         found = np.concatenate([snaps.at_place(stage, buffer, page) for stage in _LOOKS])
         moment = snaps.moment[snaps.event[found]]
         # What was seen before the page was given to its owner is another's: the owner's own look may have been lost.
-        since = self.timeline.owned_since(self.timeline.buffers[buffer].process, page, until)
+        since = self.timeline.owners.owned_since(self.timeline.buffers[buffer].process, page, until)
         known = (snaps.content[found] >= 0) & (snaps.seq[found] <= until) & (snaps.seq[found] > since)
         found = found[known & ~((snaps.stage[snaps.event[found]] == "RC") & (moment == "before"))]
         return int(found[int(np.argmax(snaps.seq[found]))]) if len(found) else -1

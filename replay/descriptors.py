@@ -257,7 +257,9 @@ class DescriptorMap:
         known = (pieces.source[rows] >= 0) & (pieces.buffer[rows] >= 0) & (source >= 0)
         known &= size[at] == size[to]  # the bytes of another format are right nowhere
         same = (pieces.source[rows] == source) & (pieces.source_page[rows] == source_page)
-        given = timeline.given_pages(process[at], pieces.request[rows], np.broadcast_to(logical, rows.shape))
+        given = timeline.owners.given_pages(
+            process[at], pieces.request[rows], np.broadcast_to(logical, rows.shape)
+        )
         twin = (process[at] != process[source]) & (slot[at] == slot[source])
         own: Bool = known & (same | (twin & (given == pieces.source_page[rows])))
         return own

@@ -146,7 +146,7 @@ class _Finder:
             hit[request * len(timeline.slots) + slot] = True
         known = (snaps.request >= 0) & (snaps.slot >= 0)
         theirs = known & hit[np.where(known, snaps.request * len(timeline.slots) + snaps.slot, 0)]
-        shared = timeline.shared_pages
+        shared = timeline.owners.shared_pages
         if shared:  # a shared page was stored and sent once, for its first owner
             triples = np.array(sorted(shared), np.int64)
             theirs |= own & rows_in(np.stack([snaps.process, snaps.request, snaps.page], 1), triples)
@@ -208,7 +208,7 @@ class _Finder:
         timeline = self.timeline
         reach = mine.copy()
         reach[timeline.snapshots.request[linked]] = True
-        holders = [self._holdings(events) for events in (timeline.allocs, timeline.frees)]
+        holders = [self._holdings(events) for events in (timeline.owners.allocs, timeline.owners.frees)]
         holders += [self._received(), self._looked_at(), self._sent(), self._read_through(), *self._copied()]
         holders += self._metadata_slots()
         request = np.concatenate([one for one, _ in holders])

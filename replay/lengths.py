@@ -61,7 +61,7 @@ def judge_lengths(timeline: Timeline) -> list[LengthCase]:
     process = reads["process"].astype(np.int64)
     request = timeline.request_column("read")
     buffer = timeline.buffer_column("read")
-    freed = timeline.freed_seq
+    freed = timeline.owners.freed_seq
     pairs = zip(process.tolist(), request.tolist(), reads["seq"].tolist(), strict=True)
     late = np.array([freed.get((p, q), seq) < seq for p, q, seq in pairs], bool)
     decode = np.array([p.role == "decode" for p in timeline.trace.processes], bool)

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from capture_hooks.layouts import Layout
 from replay.order import Moment
+from replay.trace.errors import DAMAGED, TraceError
 
 Bool = npt.NDArray[np.bool_]
 I64 = npt.NDArray[np.int64]
@@ -171,4 +172,12 @@ class PageEvents:
         """The interval of one row."""
         return Moment(
             int(self.process[row]), int(self.line[row]), int(self.begin_seq[row]), int(self.seq[row])
+        )
+
+
+def check_logical(logical: npt.NDArray[np.int64]) -> None:
+    """Raise :class:`TraceError` for a logical page that no key holds."""
+    if len(logical) and int(logical.max()) >= MAX_LOGICAL:
+        raise TraceError(
+            f"logical page {int(logical.max())} is beyond {MAX_LOGICAL - 1}", "the tables", DAMAGED
         )

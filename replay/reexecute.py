@@ -107,7 +107,7 @@ def replay_reads(
     memory = Memory(timeline)
     table = timeline.trace.table("read")
     looks = read_snapshots(timeline)
-    freed = timeline.freed_seq
+    freed = timeline.owners.freed_seq
     kept = (table.bulk_size("logits") > 0) & (table.bulk_size("query") > 0)
     recorded = _in_scope(timeline, "read", ("read-kernel", "top-k"), kept)
     for number, read in enumerate(recorded.tolist()):

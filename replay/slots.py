@@ -55,7 +55,7 @@ def _judge(timeline: Timeline, low: int, high: int) -> list[SlotCase]:
     per_page = np.array([b.layout.rows for b in timeline.buffers] or [1], np.int64)[buffer[owner]]
     page, inside = np.divmod(logical, per_page)
     process, seq = table["process"][block].astype(np.int64), table["seq"][block].astype(np.int64)
-    given = timeline.given_at(process[owner], request[owner], page, seq[owner])
+    given = timeline.owners.given_at(process[owner], request[owner], page, seq[owner])
     right = given * per_page + inside
     wrong = np.flatnonzero((given >= 0) & (right != slot))
     cases = []

@@ -54,7 +54,7 @@ def judge_tables(timeline: Timeline) -> TableRung:
     request = timeline.request_column("read")
     buffer = timeline.buffer_column("read")
     process = reads["process"].astype(np.int64)
-    freed = timeline.freed_seq
+    freed = timeline.owners.freed_seq
     pairs = zip(process.tolist(), request.tolist(), reads["seq"].tolist(), strict=True)
     late = np.array([freed.get((p, q), seq) < seq for p, q, seq in pairs], bool)
     rows_per_page = np.array([b.layout.rows for b in timeline.buffers] or [1], np.int64)
@@ -72,7 +72,7 @@ def judge_tables(timeline: Timeline) -> TableRung:
         index = np.arange(len(owner)) - np.asarray(table.offsets, np.int64)[owner]
         wanted = judged[owner] & (index < needed[owner])
         owner, index, seen = owner[wanted], index[wanted], np.asarray(table.values, np.int64)[wanted]
-        right = timeline.given_at(process[owner], request[owner], index, reads["seq"][owner])
+        right = timeline.owners.given_at(process[owner], request[owner], index, reads["seq"][owner])
         known = right >= 0
         unknown.update(owner[~known].tolist())
         for row in np.flatnonzero(known & (right != seen)).tolist():

@@ -210,15 +210,15 @@ def _no_other_writer(case: Case, evidence: Evidence) -> bool:
         other = int(pieces.request[row])
         if other == case.request:
             continue
-        mine = case.timeline.alloc_row(case.process, case.request, case.page)
-        theirs = case.timeline.alloc_row(case.process, other, case.page)
+        mine = case.timeline.owners.alloc_row(case.process, case.request, case.page)
+        theirs = case.timeline.owners.alloc_row(case.process, other, case.page)
         if mine is not None and theirs is not None:
-            allocs = case.timeline.allocs
+            allocs = case.timeline.owners.allocs
             if case.timeline.order.before(allocs.moment_of(mine), allocs.moment_of(theirs)):
                 continue  # it got the page later: it cannot have written before
         over = evidence.descriptors.completion(int(pieces.send[row]))
         if mine is None or over is None:
             return False
-        if not case.timeline.order.before(over, case.timeline.allocs.moment_of(mine)):
+        if not case.timeline.order.before(over, case.timeline.owners.allocs.moment_of(mine)):
             return False
     return True

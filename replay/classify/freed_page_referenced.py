@@ -44,23 +44,23 @@ def explain(case: Case, evidence: Evidence, bad: Bool, stage: str) -> Explanatio
     timeline, snaps = case.timeline, case.timeline.snapshots
     if not halves(bad)[0].any() or case.page < 0:
         return None
-    if (case.process, case.request, case.page) not in timeline.shared_pages:
+    if (case.process, case.request, case.page) not in timeline.owners.shared_pages:
         return None
-    allocs = timeline.allocs
-    rows = timeline.allocs_of_page(case.process, case.page)
-    owners = [row for row in rows if not timeline.shared_alloc[row]]
-    mine = timeline.alloc_row(case.process, case.request, case.page)
+    allocs = timeline.owners.allocs
+    rows = timeline.owners.allocs_of_page(case.process, case.page)
+    owners = [row for row in rows if not timeline.owners.shared_alloc[row]]
+    mine = timeline.owners.alloc_row(case.process, case.request, case.page)
     shared_at = int(allocs.seq[mine]) if mine is not None else 0
     since = max((int(allocs.seq[row]) for row in owners if int(allocs.seq[row]) < shared_at), default=0)
-    gone = timeline.free_row(case.process, case.request, case.page)
+    gone = timeline.owners.free_row(case.process, case.request, case.page)
     # Whoever was given the page after this look, or after the request let go of it, is not seen in the look.
     until = int(snaps.seq[case.rows[stage]])
     if gone is not None:
-        until = min(until, int(timeline.frees.seq[gone]))
+        until = min(until, int(timeline.owners.frees.seq[gone]))
     best: tuple[int, Bool, int, int, int] | None = None
     for first, then in pairwise(owners):
         old, new = int(allocs.request[first]), int(allocs.request[then])
-        freed = timeline.free_row(case.process, old, case.page)
+        freed = timeline.owners.free_row(case.process, old, case.page)
         if freed is None or new in (case.request, old):
             continue
         given = int(allocs.seq[then])

@@ -76,12 +76,13 @@ def _donor(
     torn = left & fresh
     explained = matched | torn if int(torn.sum()) <= TORN_UNITS else matched
 
-    mine = timeline.alloc_row(case.process, case.request, case.page)
-    theirs = timeline.alloc_row(case.process, other, case.page)
-    if mine is None or theirs is None or int(timeline.allocs.seq[theirs]) >= int(timeline.allocs.seq[mine]):
+    owners = timeline.owners
+    mine = owners.alloc_row(case.process, case.request, case.page)
+    theirs = owners.alloc_row(case.process, other, case.page)
+    if mine is None or theirs is None or int(owners.allocs.seq[theirs]) >= int(owners.allocs.seq[mine]):
         return None  # the writer must have owned the page before: a later owner writes to its own
-    freed = timeline.free_row(case.process, other, case.page)
-    got = timeline.allocs.moment_of(mine)
+    freed = owners.free_row(case.process, other, case.page)
+    got = owners.allocs.moment_of(mine)
     done = evidence.descriptors.completion(send)
     order = timeline.order
     if done is not None and order.before(done, got):
@@ -93,10 +94,10 @@ def _donor(
     posted = timeline.moment("send", send)
     seen = case.moment(stage)
     writers_known = evidence.covers(case.process, "alloc") and evidence.covers(posted.process, "send")
-    changed_hands = freed is not None and order.before(timeline.frees.moment_of(freed), got)
+    changed_hands = freed is not None and order.before(owners.frees.moment_of(freed), got)
     landed_late = case.has(earlier) and order.before(case.moment(earlier), seen)
     # The edge between the processes: the transfer was posted for a page that had been announced for it.
-    announced = order.before(timeline.allocs.moment_of(theirs), posted)
+    announced = order.before(owners.allocs.moment_of(theirs), posted)
     enough = int(halves(fresh & same)[0].sum()) >= min(4, int(halves(bad)[0].sum()))
     whole = writers_known and changed_hands and landed_late and announced and enough
     confidence: Confidence = "certain" if whole else "likely"

@@ -43,7 +43,7 @@ def explain(case: Case, evidence: Evidence, bad: Bool, stage: str) -> Explanatio
         return None
     pieces = evidence.descriptors.pieces
     sent = np.unique(pieces.page[found.buffer])
-    given = case.timeline.given_pages(
+    given = case.timeline.owners.given_pages(
         np.full(case.logical + 1, case.process),
         np.full(case.logical + 1, case.request),
         np.arange(case.logical + 1),
@@ -77,7 +77,7 @@ def unannounced(timeline: Timeline, evidence: Evidence) -> list[PageEvidence]:
         rows = int(timeline.request_rows[request])
         if rows < 0 or timeline.marked[request] or not evidence.covers(process, "receive"):
             continue
-        if (process, request) in timeline.freed_seq and _unread(timeline, evidence, process, request):
+        if (process, request) in timeline.owners.freed_seq and _unread(timeline, evidence, process, request):
             continue
         for sender, named in _named(timeline, evidence, process, request).items():
             if not evidence.covers(sender, "send"):
@@ -147,7 +147,7 @@ def _lost(
             if valid <= 0:
                 continue
             mask = np.arange(count) < valid
-            given = timeline.given_pages(np.array([process]), np.array([request]), np.array([logical]))
+            given = timeline.owners.given_pages(np.array([process]), np.array([request]), np.array([logical]))
             found.append(
                 PageEvidence(
                     code="F02",

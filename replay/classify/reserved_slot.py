@@ -27,7 +27,7 @@ def dirty(timeline: Timeline, evidence: Evidence, question: Question) -> tuple[s
     ended = bool(question.wrong[first:].all()) and bool(np.isnan(case.logits[first:]).all())
     if case.kernel or not ended or not np.isfinite(question.right).all():
         return ()
-    if timeline.allocs_of_page(case.process, 0) or not evidence.covers(case.process, "alloc"):
+    if timeline.owners.allocs_of_page(case.process, 0) or not evidence.covers(case.process, "alloc"):
         return ()  # page 0 is somebody's, or may be
     look = _last_look(timeline, case.buffer, case.seq)
     if look < 0:

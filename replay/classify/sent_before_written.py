@@ -220,8 +220,8 @@ def _other_store(case: Case, process: int) -> bool:
     snaps = case.timeline.snapshots
     row = case.rows["SE"]
     end = int(snaps.seq[case.rows.get("SE+", row)])
-    mine = case.timeline.alloc_row(process, case.request, int(snaps.page[row]))
-    begin = int(case.timeline.allocs.seq[mine]) if mine is not None else -1
+    mine = case.timeline.owners.alloc_row(process, case.request, int(snaps.page[row]))
+    begin = int(case.timeline.owners.allocs.seq[mine]) if mine is not None else -1
     stored = snaps.at_place("ST", int(snaps.buffer[row]), int(snaps.page[row]))
     between = (snaps.seq[stored] > begin) & (snaps.seq[stored] <= end)
     return bool((between & (snaps.request[stored] != case.request)).any())

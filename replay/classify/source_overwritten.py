@@ -41,16 +41,16 @@ def explain(case: Case, evidence: Evidence, bad: Bool, stage: str) -> Explanatio
     if buffer < 0 or process == case.process:
         return None
     stored = case.moment("ST")
-    mine = timeline.alloc_row(process, case.request, page)
+    mine = timeline.owners.alloc_row(process, case.request, page)
     for look in snaps.at_place("ST", buffer, page).tolist():
         other = int(snaps.request[look])
         if other in (case.request, -1) or int(snaps.content[look]) < 0:
             continue
-        theirs = timeline.alloc_row(process, other, page)
+        theirs = timeline.owners.alloc_row(process, other, page)
         if (
             mine is None
             or theirs is None
-            or int(timeline.allocs.seq[theirs]) < int(timeline.allocs.seq[mine])
+            or int(timeline.owners.allocs.seq[theirs]) < int(timeline.owners.allocs.seq[mine])
         ):
             continue
         donor = units_of(timeline, snaps.content[[look]])[0]
@@ -60,7 +60,7 @@ def explain(case: Case, evidence: Evidence, bad: Bool, stage: str) -> Explanatio
             continue
         order = timeline.order
         after = order.before(stored, snaps.moment_of(look))
-        given = order.before(timeline.allocs.moment_of(mine), timeline.allocs.moment_of(theirs))
+        given = order.before(timeline.owners.allocs.moment_of(mine), timeline.owners.allocs.moment_of(theirs))
         sure = (
             after and given and evidence.covers(process, "store", "alloc") and bool((explained == bad).all())
         )

@@ -108,12 +108,12 @@ def at_read(
 
 def _held(timeline: Timeline, case: TableCase, room: int, logical: int, page: int) -> bool:
     """Whether the room was given ``page`` for this logical page before, in this attempt or an earlier one."""
-    allocs = timeline.allocs
+    allocs = timeline.owners.allocs
     return any(
         timeline.requests[int(allocs.request[row])][0] == room
         and int(allocs.logical[row]) == logical
         and int(allocs.seq[row]) < case.moment.seq
-        for row in timeline.allocs_of_page(case.process, page)
+        for row in timeline.owners.allocs_of_page(case.process, page)
         if int(allocs.request[row]) >= 0
     )
 
@@ -190,4 +190,6 @@ def _old_version(timeline: Timeline, case: SlotCase, versions: Versions, room: i
 def _given_before(timeline: Timeline, case: SlotCase) -> bool:
     per_page = timeline.buffers[case.buffer].layout.rows
     pages = np.unique(case.right // per_page).tolist()
-    return timeline.given_before(case.process, case.request, pages, timeline.moment("store", case.store))
+    return timeline.owners.given_before(
+        case.process, case.request, pages, timeline.moment("store", case.store)
+    )

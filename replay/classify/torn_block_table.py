@@ -34,7 +34,7 @@ def explain(timeline: Timeline, evidence: Evidence, case: TableCase) -> list[Pag
     owners = [_owner(timeline, case, page) for page in case.seen]
     # A page that nobody was ever given (the reserved one) has no owner to know.
     known = any(owner is not None for owner in owners) and all(
-        owner is not None or not timeline.allocs_of_page(case.process, page)
+        owner is not None or not timeline.owners.allocs_of_page(case.process, page)
         for owner, page in zip(owners, case.seen, strict=True)
     )
     # One entry alone may be torn as well as taken at another stride.
@@ -76,11 +76,11 @@ def _owner(timeline: Timeline, case: TableCase, page: int) -> tuple[int, int] | 
     """(request, logical page) that held ``page`` when the read was launched, or that held it last before."""
     before = [
         row
-        for row in timeline.allocs_of_page(case.process, page)
-        if int(timeline.allocs.seq[row]) < case.moment.seq
-        and int(timeline.allocs.request[row]) != case.request
+        for row in timeline.owners.allocs_of_page(case.process, page)
+        if int(timeline.owners.allocs.seq[row]) < case.moment.seq
+        and int(timeline.owners.allocs.request[row]) != case.request
     ]
     if not before:
         return None
     row = before[-1]
-    return int(timeline.allocs.request[row]), int(timeline.allocs.logical[row])
+    return int(timeline.owners.allocs.request[row]), int(timeline.owners.allocs.logical[row])

@@ -58,7 +58,7 @@ def explain(case: Case, evidence: Evidence, bad: Bool, stage: str) -> Explanatio
     if not whole.all():
         return None
     landed = int(pieces.page[found.leaving[0]])
-    given = case.timeline.alloc_row(case.process, case.request, landed) is not None
+    given = case.timeline.owners.alloc_row(case.process, case.request, landed) is not None
     if given and not own_ids:
         return None  # one of its own pages: the pages are permuted, not foreign
     old = still_old(case, bad)
@@ -102,7 +102,8 @@ def _ids_of_the_sender(case: Case, evidence: Evidence, every: I64) -> bool:
     pieces = evidence.descriptors.pieces
     pages = pieces.page[every]
     mine = [
-        case.timeline.alloc_row(case.process, case.request, page) is not None for page in set(pages.tolist())
+        case.timeline.owners.alloc_row(case.process, case.request, page) is not None
+        for page in set(pages.tolist())
     ]
     return bool((pages == pieces.source_page[every]).all()) and not all(mine)
 
@@ -133,7 +134,7 @@ def _hit_by(
     whole = int(pieces.start[piece]) == int(pieces.source_start[piece]) == 0
     if other in (case.request, -1) or not whole or int(pieces.stop[piece]) != case.layout.page_bytes:
         return None
-    if timeline.alloc_row(case.process, other, case.page) is not None:
+    if timeline.owners.alloc_row(case.process, other, case.page) is not None:
         return None
     look_at = source_look(case, evidence, send, source, source_page)
     if look_at < 0:

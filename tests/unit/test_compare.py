@@ -11,7 +11,8 @@ import pytest
 from analysis.compare_text import comparison_text
 from replay.align import Pair
 from replay.cli import run
-from replay.compare import Comparison, Difference, compare
+from replay.compare import compare
+from replay.comparison import Comparison, Difference
 from replay.trace.reader import open_trace
 from tests.scenarios.scene import Scene
 from tests.scenarios.side import Job
