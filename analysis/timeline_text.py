@@ -80,7 +80,7 @@ def foreign_sends(trace: Trace, room: int, attempt: int | None) -> I64:
     for row in np.flatnonzero(np.isin(allocs.request, list(mine))).tolist():
         process, page = int(allocs.process[row]), int(allocs.page[row])
         got = allocs.moment_of(row)
-        back = timeline.owners.free_row(process, int(allocs.request[row]), page)
+        back = timeline.owners.free_row(process, int(allocs.request[row]), page, since=int(allocs.seq[row]))
         for buffer in timeline.buffers:
             if buffer.process != process:
                 continue

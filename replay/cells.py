@@ -160,7 +160,7 @@ def _stored_before(timeline: Timeline, row: int) -> int:
     """
     snaps = timeline.snapshots
     process, page = int(snaps.process[row]), int(snaps.page[row])
-    mine = timeline.owners.alloc_row(process, int(snaps.request[row]), page)
+    mine = timeline.owners.alloc_row(process, int(snaps.request[row]), page, before=int(snaps.seq[row]))
     if mine is None:
         return -1
     found = _before(timeline, "ST", row)
@@ -188,7 +188,7 @@ def _arrived_for_owner(timeline: Timeline, row: int) -> int:
     snaps = timeline.snapshots
     last = _before(timeline, "RC", row)
     process, page = int(snaps.process[row]), int(snaps.page[row])
-    mine = timeline.owners.alloc_row(process, int(snaps.request[row]), page)
+    mine = timeline.owners.alloc_row(process, int(snaps.request[row]), page, before=int(snaps.seq[row]))
     if mine is None or last < 0:
         return last
     owner = timeline.owners.owner_before(process, page, int(timeline.owners.allocs.seq[mine]))
@@ -234,18 +234,9 @@ def _after_free(timeline: Timeline) -> Bool:
     An overlap scheduler launches one more step for a finished request (look-alike M11).
     """
     snaps = timeline.snapshots
-    late = timeline.owners.given_away(snaps.process, snaps.request, snaps.page) < snaps.seq
-    freed = timeline.owners.freed_seq
-    if not freed:
-        return late
-    requests = max(1, len(timeline.requests))
-    table = np.full(max(1, len(timeline.trace.processes)) * requests, np.iinfo(np.int64).max, np.int64)
-    for (process, request), seq in freed.items():
-        if request >= 0:
-            table[process * requests + request] = seq
-    known = snaps.request >= 0
-    index = np.where(known, snaps.process * requests + snaps.request, 0)
-    return late | (known & (table[index] < snaps.seq))
+    owners = timeline.owners
+    late = owners.lost(snaps.process, snaps.request, snaps.page, snaps.seq)
+    return late | owners.over(snaps.process, snaps.request, snaps.seq)
 
 
 def _announced(timeline: Timeline, processes: int) -> I64:

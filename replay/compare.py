@@ -106,7 +106,7 @@ def _looks(
         look[(snaps.stage == stage) & np.isin(snaps.moment.astype(str), moments)] = number
     side = np.array([sides.index((p.role, p.rank)) for p in timeline.trace.processes] or [0], np.int64)
     slot = np.array([slots.index(name) for name in timeline.slots] or [0], np.int64)
-    gone = timeline.owners.given_away(snaps.process, snaps.request, snaps.page) < snaps.seq
+    gone = timeline.owners.lost(snaps.process, snaps.request, snaps.page, snaps.seq)
     rows = np.flatnonzero(
         (pair_of[snaps.request] >= 0)
         & (look[snaps.event] >= 0)

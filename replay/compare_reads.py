@@ -44,14 +44,14 @@ _ReadKey = tuple[tuple[int, int], str, int, str, int]
 
 def _reads_of(timeline: Timeline) -> dict[_ReadKey, list[int]]:
     """(request, role, rank, buffer name, layer) -> rows of the read table, in sequence."""
-    table, freed = timeline.trace.table("read"), timeline.owners.freed_seq
+    table = timeline.trace.table("read")
     requests, buffers = timeline.request_column("read"), timeline.buffer_column("read")
+    late = timeline.owners.over(table["process"].astype(np.int64), requests, table["seq"]).tolist()
     found: dict[_ReadKey, list[int]] = {}
     for row, (request, buffer) in enumerate(zip(requests.tolist(), buffers.tolist(), strict=True)):
-        process, seq = int(table["process"][row]), int(table["seq"][row])
-        if request < 0 or buffer < 0 or freed.get((process, request), seq) < seq:
+        if request < 0 or buffer < 0 or late[row]:
             continue  # an overshoot step is nobody's
-        info, side = timeline.buffers[buffer], timeline.trace.processes[process]
+        info, side = timeline.buffers[buffer], timeline.trace.processes[int(table["process"][row])]
         key = (timeline.requests[request], side.role, side.rank, info.name, info.layer)
         found.setdefault(key, []).append(row)
     return found

@@ -61,9 +61,7 @@ def judge_lengths(timeline: Timeline) -> list[LengthCase]:
     process = reads["process"].astype(np.int64)
     request = timeline.request_column("read")
     buffer = timeline.buffer_column("read")
-    freed = timeline.owners.freed_seq
-    pairs = zip(process.tolist(), request.tolist(), reads["seq"].tolist(), strict=True)
-    late = np.array([freed.get((p, q), seq) < seq for p, q, seq in pairs], bool)
+    late = timeline.owners.over(process, request, reads["seq"])
     decode = np.array([p.role == "decode" for p in timeline.trace.processes], bool)
     chosen = ~late & (request >= 0) & (buffer >= 0) & decode[process] & ~timeline.marked[request]
     chosen &= timeline.request_rows[np.maximum(request, 0)] >= 0

@@ -2,33 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from replay.order import Moment, line_numbers
+from replay.order import line_numbers
 from replay.page_columns import I64, MAX_LOGICAL, PLACE, PageEvents, check_logical
+from replay.spans import Spans
 
 if TYPE_CHECKING:
-    from replay.timeline import Timeline
+    from replay.trace.reader import Trace
 
 Bool = npt.NDArray[np.bool_]
+
+#: Reasons of a free after which its request is over, whatever else it held.
+ENDINGS = ("finish", "abort")
 
 
 class Owners:
     """The allocations and frees of a trace, one row a page."""
 
-    def __init__(self, timeline: Timeline) -> None:
-        """Remember ``timeline``; its tables are read on first use."""
-        self.timeline = timeline
+    def __init__(self, trace: Trace, requests: int, column: Callable[[str], I64]) -> None:
+        """The tables of ``trace`` are read on first use. ``requests`` is how many there are, ``column`` gives the
+        request number of each record of a table, -1 where it is unknown.
+        """
+        self._trace, self._requests, self._column = trace, max(1, requests), column
 
     @cached_property
     def allocs(self) -> PageEvents:
         """Every page given to a request."""
-        table = self.timeline.trace.table("alloc")
+        table = self._trace.table("alloc")
         pages = table.ragged("pages")
         event = pages.owner().astype(np.int64)
         inside = np.arange(len(event)) - np.asarray(pages.offsets, np.int64)[event]
@@ -39,16 +45,16 @@ class Owners:
     @cached_property
     def frees(self) -> PageEvents:
         """Every page given back."""
-        pages = self.timeline.trace.table("free").ragged("pages")
+        pages = self._trace.table("free").ragged("pages")
         event = pages.owner().astype(np.int64)
         return self._page_events("free", event, np.full(len(event), -1, np.int64), pages.values)
 
     def _page_events(self, name: str, event: I64, logical: I64, pages: npt.NDArray[np.int64]) -> PageEvents:
-        table = self.timeline.trace.table(name)
+        table = self._trace.table(name)
         return PageEvents(
             event=event,
             process=table["process"].astype(np.int64)[event],
-            request=self.timeline.request_column(name)[event],
+            request=self._column(name)[event],
             logical=logical,
             page=pages.astype(np.int64),
             begin_seq=table["begin_seq"].astype(np.int64)[event],
@@ -67,9 +73,7 @@ class Owners:
     def _given(self) -> tuple[I64, I64]:
         """Sorted (process, request, logical) keys and the physical page last given for each."""
         allocs = self.allocs
-        key = (
-            allocs.process * max(1, len(self.timeline.requests)) + allocs.request
-        ) * MAX_LOGICAL + allocs.logical
+        key = self._place(allocs.process, allocs.request, allocs.logical)
         rows = np.flatnonzero(allocs.request >= 0)
         rows = rows[np.lexsort((allocs.seq[rows], key[rows]))]
         last = np.ones(len(rows), bool)
@@ -81,7 +85,7 @@ class Owners:
         keys, pages = self._given
         if not len(keys):
             return np.full(len(process), -1, np.int64)
-        wanted = (process * max(1, len(self.timeline.requests)) + request) * MAX_LOGICAL + logical
+        wanted = self._place(process, request, logical)
         found = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
         return np.where((keys[found] == wanted) & (request >= 0) & (logical >= 0), pages[found], -1)
 
@@ -89,9 +93,7 @@ class Owners:
     def _given_again(self) -> dict[int, list[tuple[int, int]]]:
         """Keys of logical pages that were given more than once: (sequence number, page), in sequence."""
         allocs = self.allocs
-        key = (
-            allocs.process * max(1, len(self.timeline.requests)) + allocs.request
-        ) * MAX_LOGICAL + allocs.logical
+        key = self._place(allocs.process, allocs.request, allocs.logical)
         rows = np.flatnonzero(allocs.request >= 0)
         keys, count = np.unique(key[rows], return_counts=True)
         several = np.isin(key[rows], keys[count > 1])
@@ -105,7 +107,7 @@ class Owners:
         pages = self.given_pages(process, request, logical)
         if not self._given_again:
             return pages
-        wanted = (process * max(1, len(self.timeline.requests)) + request) * MAX_LOGICAL + logical
+        wanted = self._place(process, request, logical)
         again = np.isin(wanted, np.fromiter(self._given_again, np.int64))
         for row in np.flatnonzero(again & (pages >= 0)).tolist():
             before = [page for at, page in self._given_again[int(wanted[row])] if at < int(seq[row])]
@@ -113,34 +115,99 @@ class Owners:
         return pages
 
     @cached_property
-    def _handed_on(self) -> tuple[I64, I64]:
-        """Sorted owner keys (process, request, page) and the sequence number at which another request got the page."""
-        allocs = self.allocs
-        rows = np.flatnonzero((allocs.request >= 0) & (allocs.page >= 0) & ~self.shared_alloc)
-        rows = rows[np.lexsort((allocs.seq[rows], allocs.page[rows], allocs.process[rows]))]
-        here, after = rows[:-1], rows[1:]
+    def _away(self) -> Spans:
+        """When each owner (process, request, page) had lost its page: given back, or given to another request."""
+        allocs, frees = self.allocs, self.frees
+        own = np.flatnonzero((allocs.request >= 0) & (allocs.page >= 0) & ~self.shared_alloc)
+        own = own[np.lexsort((allocs.seq[own], allocs.page[own], allocs.process[own]))]
+        here, after = own[:-1], own[1:]
         same = (allocs.process[here] == allocs.process[after]) & (allocs.page[here] == allocs.page[after])
         same &= allocs.request[here] != allocs.request[after]
         here, after = here[same], after[same]
-        keys = self._owner(allocs.process[here], allocs.request[here], allocs.page[here])
-        order = np.lexsort((allocs.seq[after], keys))
-        return keys[order], allocs.seq[after][order]
+        keys = (
+            self._owner(allocs.process[here], allocs.request[here], allocs.page[here]),
+            self._owner(frees.process, frees.request, frees.page),
+            self._owner(allocs.process, allocs.request, allocs.page),
+        )
+        key = np.concatenate(keys)
+        lost = np.arange(len(key)) < len(here) + len(frees.page)
+        seq = np.concatenate([allocs.seq[after], frees.seq, allocs.seq])
+        return Spans(key[key >= 0], seq[key >= 0], lost[key >= 0])
+
+    def _place(self, process: I64, request: I64, logical: I64) -> I64:
+        return (process * self._requests + request) * MAX_LOGICAL + logical
 
     def _owner(self, process: I64, request: I64, page: I64) -> I64:
-        pair = process * max(1, len(self.timeline.requests)) + request
-        known = (request >= 0) & (page >= 0) & (page < PLACE) & (pair < MAX_LOGICAL)
+        pair = self._pair(process, request)
+        known = (pair >= 0) & (page >= 0) & (page < PLACE) & (pair < MAX_LOGICAL)
         return np.where(known, pair * PLACE + page, -1)
 
-    def given_away(self, process: I64, request: I64, page: I64) -> I64:
-        """Sequence number at which the page of each owner was last given to another request, the largest if never."""
-        keys, seq = self._handed_on
-        wanted = self._owner(process, request, page)
-        found = np.searchsorted(keys, wanted, side="right") - 1
-        result = np.full(len(wanted), np.iinfo(np.int64).max, np.int64)
-        if len(keys):
-            hit = (found >= 0) & (keys[np.maximum(found, 0)] == wanted) & (wanted >= 0)
-            result[hit] = seq[found[hit]]
-        return result
+    def _pair(self, process: I64, request: I64) -> I64:
+        return np.where(request >= 0, process * self._requests + request, -1)
+
+    def lost(self, process: I64, request: I64, page: I64, seq: I64) -> Bool:
+        """Whether each page was not its request's at ``seq`` any more: given back or given to another, and not given
+        again. A page whose allocation was never seen counts as the request's.
+        """
+        return self._away.inside(self._owner(process, request, page), np.asarray(seq, np.int64))
+
+    @cached_property
+    def _over(self) -> Spans:
+        allocs, ends = self.allocs, self._ends
+        taken = np.unique(np.column_stack([self._pair(allocs.process, allocs.request), allocs.seq]), axis=0)
+        key = np.concatenate([ends[:, 0], taken[:, 0]])
+        lost = np.arange(len(key)) < len(ends)
+        seq = np.concatenate([ends[:, 1], taken[:, 1]])
+        return Spans(key[key >= 0], seq[key >= 0], lost[key >= 0])
+
+    @cached_property
+    def _ends(self) -> I64:
+        """(process and request, sequence number) of every free that ended a request: by its reason, or because
+        the request held no page afterwards.
+        """
+        frees, allocs = self.frees, self.allocs
+        reason = self._trace.table("free")["reason"]
+        pair, given = self._pair(frees.process, frees.request), self._pair(allocs.process, allocs.request)
+        by_reason = (
+            np.isin(reason.astype(str), ENDINGS)[frees.event] if len(frees.event) else np.zeros(0, bool)
+        )
+        found = np.column_stack([pair[by_reason], frees.seq[by_reason]])
+        # The others may have given back a part of their pages: what they held is counted.
+        rest = np.unique(pair[~by_reason])
+        rest = rest[rest >= 0]
+        key, seq = np.concatenate([given, pair]), np.concatenate([allocs.seq, frees.seq])
+        page, gained = np.concatenate([allocs.page, frees.page]), np.arange(len(key)) < len(given)
+        rows = np.flatnonzero(np.isin(key, rest))
+        rows = rows[np.lexsort((seq[rows], key[rows]))]
+        holds: dict[int, set[int]] = {}
+        last: dict[tuple[int, int], bool] = {}
+        columns = (key[rows], seq[rows], page[rows], gained[rows])
+        for who, when, which, more in zip(*(c.tolist() for c in columns), strict=True):
+            held = holds.setdefault(who, set())
+            if more:
+                held.add(which)
+            else:
+                held.discard(which)
+                last[who, when] = not held  # after the last page of one free
+        emptied = [at for at, empty in last.items() if empty]
+        return np.concatenate([found, np.array(emptied, np.int64).reshape(-1, 2)])
+
+    def over(self, process: I64, request: I64, seq: I64) -> Bool:
+        """Whether each request had given its pages back before ``seq`` and was given none since: what runs then is an
+        overshoot step.
+        """
+        return self._over.inside(self._pair(process, request), np.asarray(seq, np.int64))
+
+    @cached_property
+    def ended(self) -> frozenset[tuple[int, int]]:
+        """(process, request) of every request that gave its pages back and was given none afterwards."""
+        keys = np.unique(self._ends[:, 0])
+        keys = keys[keys >= 0]
+        last = np.full(len(keys), np.iinfo(np.int64).max - 1)
+        return frozenset(
+            (int(key) // self._requests, int(key) % self._requests)
+            for key in keys[self._over.inside(keys, last)].tolist()
+        )
 
     @cached_property
     def _allocs_of_page(self) -> dict[tuple[int, int], list[int]]:
@@ -148,6 +215,8 @@ class Owners:
         pairs = zip(self.allocs.process.tolist(), self.allocs.page.tolist(), strict=True)
         for row, pair in enumerate(pairs):
             found.setdefault(pair, []).append(row)
+        for rows in found.values():
+            rows.sort(key=lambda row: int(self.allocs.seq[row]))
         return found
 
     @cached_property
@@ -157,6 +226,8 @@ class Owners:
         columns = (frees.process, frees.request, frees.page)
         for row, key in enumerate(zip(*(c.tolist() for c in columns), strict=True)):
             found.setdefault(key, []).append(row)
+        for rows in found.values():
+            rows.sort(key=lambda row: int(frees.seq[row]))
         return found
 
     def allocs_of_page(self, process: int, page: int) -> list[int]:
@@ -183,41 +254,22 @@ class Owners:
     @cached_property
     def shared_alloc(self) -> Bool:
         """Whether each row of :attr:`allocs` is a share of a page that another request owns."""
-        return np.asarray(self.timeline.trace.table("alloc")["shared"].astype(bool)[self.allocs.event])
+        return np.asarray(self._trace.table("alloc")["shared"].astype(bool)[self.allocs.event])
 
-    def alloc_row(self, process: int, request: int, page: int) -> int | None:
-        """The allocation that gave ``page`` to ``request``; None where none was seen."""
+    def alloc_row(self, process: int, request: int, page: int, before: int | None = None) -> int | None:
+        """The last allocation that gave ``page`` to ``request``, before sequence number ``before`` where that is told;
+        None where none was seen.
+        """
         for row in reversed(self.allocs_of_page(process, page)):
-            if int(self.allocs.request[row]) == request:
+            if int(self.allocs.request[row]) == request and (
+                before is None or int(self.allocs.seq[row]) < before
+            ):
                 return row
         return None
 
-    def given_before(self, process: int, request: int, pages: Iterable[int], moment: Moment) -> bool:
-        """Whether each of ``pages`` was given to the request before ``moment``, by proven order."""
-        rows = (self.alloc_row(process, request, page) for page in pages)
-        return all(
-            row is not None and self.timeline.order.before(self.allocs.moment_of(row), moment) for row in rows
-        )
-
-    def free_row(self, process: int, request: int, page: int) -> int | None:
-        """The free that took ``page`` from ``request``; None where none was seen."""
-        rows = self._free_of.get((process, request, page), [])
-        return rows[-1] if rows else None
-
-    @cached_property
-    def freed_seq(self) -> dict[tuple[int, int], int]:
-        """(process, request) -> sequence number of the free that ended it: what runs later is an overshoot step.
-
-        A request that was given pages again after it had given some back goes on.
-        """
-        last: dict[tuple[int, int], int] = {}
-        allocs, frees = self.allocs, self.frees
-        columns = (allocs.process, allocs.request, allocs.seq)
-        for process, request, seq in zip(*(c.tolist() for c in columns), strict=True):
-            last[(process, request)] = max(seq, last.get((process, request), -1))
-        found: dict[tuple[int, int], int] = {}
-        columns = (frees.process, frees.request, frees.seq)
-        for process, request, seq in zip(*(c.tolist() for c in columns), strict=True):
-            if seq > last.get((process, request), -1):
-                found[(process, request)] = min(seq, found.get((process, request), seq))
-        return found
+    def free_row(self, process: int, request: int, page: int, since: int = -1) -> int | None:
+        """The first free that took ``page`` from ``request`` after sequence number ``since``, None if none was seen."""
+        for row in self._free_of.get((process, request, page), []):
+            if int(self.frees.seq[row]) > since:
+                return row
+        return None

@@ -107,7 +107,9 @@ def replay_reads(
     memory = Memory(timeline)
     table = timeline.trace.table("read")
     looks = read_snapshots(timeline)
-    freed = timeline.owners.freed_seq
+    late = timeline.owners.over(
+        table["process"].astype(np.int64), timeline.request_column("read"), table["seq"]
+    )
     kept = (table.bulk_size("logits") > 0) & (table.bulk_size("query") > 0)
     recorded = _in_scope(timeline, "read", ("read-kernel", "top-k"), kept)
     for number, read in enumerate(recorded.tolist()):
@@ -115,8 +117,7 @@ def replay_reads(
             progress("reads done again", number, len(recorded))
         process = int(table["process"][read])
         request = timeline.request_number(int(table["room"][read]), int(table["attempt"][read]))
-        seq = int(table["seq"][read])
-        if freed.get((process, request), seq) < seq:
+        if late[read]:
             continue  # an overshoot step
         if read in doubtful:
             rung.skipped.add("reads whose table was wrong or changed while the kernel ran")

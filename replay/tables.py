@@ -54,9 +54,7 @@ def judge_tables(timeline: Timeline) -> TableRung:
     request = timeline.request_column("read")
     buffer = timeline.buffer_column("read")
     process = reads["process"].astype(np.int64)
-    freed = timeline.owners.freed_seq
-    pairs = zip(process.tolist(), request.tolist(), reads["seq"].tolist(), strict=True)
-    late = np.array([freed.get((p, q), seq) < seq for p, q, seq in pairs], bool)
+    late = timeline.owners.over(process, request, reads["seq"])
     rows_per_page = np.array([b.layout.rows for b in timeline.buffers] or [1], np.int64)
     per_page = rows_per_page[np.maximum(buffer, 0)]
     needed = -(-reads["rows"].astype(np.int64) // per_page)

@@ -8,6 +8,7 @@ they differ.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterable
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -149,7 +150,14 @@ class Timeline:
     @cached_property
     def owners(self) -> Owners:
         """Who was given which page, and gave it back, when."""
-        return Owners(self)
+        return Owners(self.trace, len(self.requests), self.request_column)
+
+    def given_before(self, process: int, request: int, pages: Iterable[int], moment: Moment) -> bool:
+        """Whether each of ``pages`` was given to the request before ``moment``, by proven order."""
+        rows = (self.owners.alloc_row(process, request, page, before=moment.seq) for page in pages)
+        return all(
+            row is not None and self.order.before(self.owners.allocs.moment_of(row), moment) for row in rows
+        )
 
     def phases(self, phase: str) -> dict[tuple[int, int], int]:
         """(process, request) -> row of the request table where it reached ``phase``."""

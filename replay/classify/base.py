@@ -155,7 +155,7 @@ class Evidence:
         return (
             self.covers(process, "read", "alloc")
             and owner not in self.timeline.readers
-            and owner in self.timeline.owners.freed_seq
+            and owner in self.timeline.owners.ended
         )
 
     def covers_sends(self, *senders: int) -> bool:

@@ -205,20 +205,25 @@ def _told(case: Case, evidence: Evidence) -> bool:
 
 def _no_other_writer(case: Case, evidence: Evidence) -> bool:
     """No other request's transfer names this page, as far as complete hooks can tell."""
-    pieces = evidence.descriptors.pieces
+    pieces, owners, order = evidence.descriptors.pieces, case.timeline.owners, case.timeline.order
+    mine = owners.alloc_row(case.process, case.request, case.page, before=int(case.moment("RC").seq))
+    since = int(owners.allocs.seq[mine]) if mine is not None else -1
     for row in evidence.descriptors.touching(case.buffer.number, case.page).tolist():
         other = int(pieces.request[row])
         if other == case.request:
             continue
-        mine = case.timeline.owners.alloc_row(case.process, case.request, case.page)
-        theirs = case.timeline.owners.alloc_row(case.process, other, case.page)
-        if mine is not None and theirs is not None:
-            allocs = case.timeline.owners.allocs
-            if case.timeline.order.before(allocs.moment_of(mine), allocs.moment_of(theirs)):
-                continue  # it got the page later: it cannot have written before
+        theirs = owners.alloc_row(case.process, other, case.page)
+        never_before = owners.alloc_row(case.process, other, case.page, before=since) is None
+        if (
+            mine is not None
+            and theirs is not None
+            and never_before
+            and order.before(owners.allocs.moment_of(mine), owners.allocs.moment_of(theirs))
+        ):
+            continue  # it got the page later: it cannot have written before
         over = evidence.descriptors.completion(int(pieces.send[row]))
         if mine is None or over is None:
             return False
-        if not case.timeline.order.before(over, case.timeline.owners.allocs.moment_of(mine)):
+        if not order.before(over, owners.allocs.moment_of(mine)):
             return False
     return True

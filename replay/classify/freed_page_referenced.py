@@ -49,12 +49,12 @@ def explain(case: Case, evidence: Evidence, bad: Bool, stage: str) -> Explanatio
     allocs = timeline.owners.allocs
     rows = timeline.owners.allocs_of_page(case.process, case.page)
     owners = [row for row in rows if not timeline.owners.shared_alloc[row]]
-    mine = timeline.owners.alloc_row(case.process, case.request, case.page)
-    shared_at = int(allocs.seq[mine]) if mine is not None else 0
-    since = max((int(allocs.seq[row]) for row in owners if int(allocs.seq[row]) < shared_at), default=0)
-    gone = timeline.owners.free_row(case.process, case.request, case.page)
     # Whoever was given the page after this look, or after the request let go of it, is not seen in the look.
     until = int(snaps.seq[case.rows[stage]])
+    mine = timeline.owners.alloc_row(case.process, case.request, case.page, before=until)
+    shared_at = int(allocs.seq[mine]) if mine is not None else 0
+    since = max((int(allocs.seq[row]) for row in owners if int(allocs.seq[row]) < shared_at), default=0)
+    gone = timeline.owners.free_row(case.process, case.request, case.page, since=shared_at)
     if gone is not None:
         until = min(until, int(timeline.owners.frees.seq[gone]))
     best: tuple[int, Bool, int, int, int] | None = None

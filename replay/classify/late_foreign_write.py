@@ -77,11 +77,12 @@ def _donor(
     explained = matched | torn if int(torn.sum()) <= TORN_UNITS else matched
 
     owners = timeline.owners
-    mine = owners.alloc_row(case.process, case.request, case.page)
-    theirs = owners.alloc_row(case.process, other, case.page)
-    if mine is None or theirs is None or int(owners.allocs.seq[theirs]) >= int(owners.allocs.seq[mine]):
+    mine = owners.alloc_row(case.process, case.request, case.page, before=int(case.moment(stage).seq))
+    since = int(owners.allocs.seq[mine]) if mine is not None else -1
+    theirs = owners.alloc_row(case.process, other, case.page, before=since)
+    if mine is None or theirs is None:
         return None  # the writer must have owned the page before: a later owner writes to its own
-    freed = owners.free_row(case.process, other, case.page)
+    freed = owners.free_row(case.process, other, case.page, since=int(owners.allocs.seq[theirs]))
     got = owners.allocs.moment_of(mine)
     done = evidence.descriptors.completion(send)
     order = timeline.order

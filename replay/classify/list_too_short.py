@@ -77,7 +77,7 @@ def unannounced(timeline: Timeline, evidence: Evidence) -> list[PageEvidence]:
         rows = int(timeline.request_rows[request])
         if rows < 0 or timeline.marked[request] or not evidence.covers(process, "receive"):
             continue
-        if (process, request) in timeline.owners.freed_seq and _unread(timeline, evidence, process, request):
+        if (process, request) in timeline.owners.ended and _unread(timeline, evidence, process, request):
             continue
         for sender, named in _named(timeline, evidence, process, request).items():
             if not evidence.covers(sender, "send"):

@@ -220,7 +220,7 @@ def _other_store(case: Case, process: int) -> bool:
     snaps = case.timeline.snapshots
     row = case.rows["SE"]
     end = int(snaps.seq[case.rows.get("SE+", row)])
-    mine = case.timeline.owners.alloc_row(process, case.request, int(snaps.page[row]))
+    mine = case.timeline.owners.alloc_row(process, case.request, int(snaps.page[row]), before=end)
     begin = int(case.timeline.owners.allocs.seq[mine]) if mine is not None else -1
     stored = snaps.at_place("ST", int(snaps.buffer[row]), int(snaps.page[row]))
     between = (snaps.seq[stored] > begin) & (snaps.seq[stored] <= end)

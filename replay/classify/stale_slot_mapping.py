@@ -190,6 +190,4 @@ def _old_version(timeline: Timeline, case: SlotCase, versions: Versions, room: i
 def _given_before(timeline: Timeline, case: SlotCase) -> bool:
     per_page = timeline.buffers[case.buffer].layout.rows
     pages = np.unique(case.right // per_page).tolist()
-    return timeline.owners.given_before(
-        case.process, case.request, pages, timeline.moment("store", case.store)
-    )
+    return timeline.given_before(case.process, case.request, pages, timeline.moment("store", case.store))

@@ -16,7 +16,7 @@ def recorded(timeline: Timeline, evidence: Evidence, case: TableCase) -> bool:
 
     A table that was right before the kernel and wrong after it does not say what the kernel itself saw.
     """
-    ordered = timeline.owners.given_before(case.process, case.request, case.given, case.moment)
+    ordered = timeline.given_before(case.process, case.request, case.given, case.moment)
     return ordered and not case.during and evidence.covers(case.process, "alloc", "read")
 
 
