@@ -238,6 +238,11 @@ class Appender:
         self._waiting_rows = len(joined) - rows
 
 
+#: HDF5 has to end a flush that the disk broke off, which fails once more, before it can do another; a file that is closed
+#: before that makes it crash.
+_FLUSHES = 3
+
+
 class NewFile:
     """A file that appears under its name only when it is whole."""
 
@@ -247,9 +252,14 @@ class NewFile:
         self._replace = replace
         check_name(path, replace)
         self._temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.partial")
-        with writing(path):
-            # Version 1.10 of the file format keeps a checksum over all of its own structures.
-            self.file: Any = h5py.File(self._temporary, "x", libver=("v110", "v110"), locking=False)
+        try:
+            with writing(path):
+                # Version 1.10 of the file format keeps a checksum over all of its own structures.
+                self.file: Any = h5py.File(self._temporary, "x", libver=("v110", "v110"), locking=False)
+        except BaseException:
+            # A full disk, or Ctrl-C.
+            self._temporary.unlink(missing_ok=True)
+            raise
 
     def publish(self) -> None:
         """Close the file and give it its name."""
@@ -268,8 +278,13 @@ class NewFile:
         """Remove what was written. Never raises for a disk on which nothing more can be written."""
         self._temporary.unlink(missing_ok=True)
         if self.file:
-            with _writing_to_memory(self.file), suppress(OSError, RuntimeError):
-                self.file.close()
+            with _writing_to_memory(self.file):
+                for _ in range(_FLUSHES):
+                    with suppress(OSError, RuntimeError):
+                        self.file.flush()
+                        break
+                with suppress(OSError, RuntimeError):
+                    self.file.close()
 
 
 def check_name(path: Path, replace: bool) -> None:

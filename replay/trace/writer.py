@@ -145,6 +145,15 @@ class TraceWriter:
         self.path = path
         self._new = NewFile(path, replace, mode)
         self._root = self._new.file
+        try:
+            with writing(path):
+                self._begin()
+        except BaseException:
+            # No block has begun that could end with this error.
+            self.discard()
+            raise
+
+    def _begin(self) -> None:
         self._root.attrs["format"] = FORMAT
         self._root.attrs["version"] = f"{MAJOR}.{MINOR}"
         self.strings = Strings()

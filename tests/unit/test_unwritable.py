@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import h5py
 import pytest
 
 from replay import cli
@@ -117,6 +118,66 @@ except WriteError as error:
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("told: cannot write")
+    assert files(tmp_path) == set()
+
+
+def test_wherever_the_disk_gets_full_sealing_ends_with_an_error(tmp_path: Path) -> None:
+    """From the first byte of the file to its last structures; in one process for each limit."""
+    made = journal(tmp_path / "prefill-0-aa.journal")
+    code = f"""
+import os, resource, sys
+from pathlib import Path
+from replay.trace.seal import seal
+from replay.writing import WriteError
+for limit in (1, *range(4_000, 100_000, 8_000)):
+    child = os.fork()
+    if not child:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+        try:
+            seal([Path({str(made)!r})], Path({str(tmp_path / "out.h5")!r}))
+        except WriteError:
+            sys.exit(2)
+        sys.exit(0)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+    before = files(tmp_path)
+
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+    assert set(done.stdout.split()) == {"2"}, done.stdout + done.stderr
+    assert files(tmp_path) == before
+
+
+@pytest.mark.parametrize("step", ["create_group", "create_dataset"])
+def test_what_fails_or_is_interrupted_at_the_beginning_of_a_file_leaves_nothing(
+    step: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for error in (KeyboardInterrupt(), OSError(errno.ENOSPC, "x")):
+
+        def fail(*_: object, error: BaseException = error, **__: object) -> None:
+            raise error
+
+        monkeypatch.setattr(h5py.Group, step, fail)
+        with pytest.raises((KeyboardInterrupt, WriteError)), TraceBuilder(tmp_path / "t.h5") as builder:
+            builder.process(role="decode").buffer(buffer=0)
+        assert files(tmp_path) == set()
+
+
+def test_a_file_that_could_not_be_created_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """HDF5 makes the file first, and writes to it then."""
+
+    def fail(path: Path, *_: object, **__: object) -> None:
+        path.touch()
+        raise OSError(errno.ENOSPC, "x")
+
+    monkeypatch.setattr(h5py, "File", fail)
+    with pytest.raises(WriteError, match="the disk is full"):
+        TraceBuilder(tmp_path / "t.h5")
     assert files(tmp_path) == set()
 
 
