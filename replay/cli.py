@@ -6,7 +6,7 @@ Commands are loaded by name when they are called, so ``replay --help`` imports n
 
 from __future__ import annotations
 
-from replay.interrupt import loaded  # first: it sees to Ctrl-C during all that follows
+from replay.interrupt import keep, loaded  # first: it sees to Ctrl-C during all that follows
 
 # isort: split
 import errno
@@ -181,6 +181,10 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
             from click.shell_completion import shell_complete
 
             sys.exit(shell_complete(cli, {}, name, variable, os.environ[variable]))
+    keep()
+    for stream in ("stdout", "stderr"):
+        if getattr(sys, stream) is None:  # the shell closed it, as with >&-
+            setattr(sys, stream, Path(os.devnull).open("w"))  # noqa: SIM115
     try:
         code = run(list(sys.argv[1:] if argv is None else argv))
         sys.stdout.flush()
@@ -190,8 +194,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     except KeyboardInterrupt:  # before or after the command itself
         code = EXIT_INTERRUPTED
     if code == EXIT_PIPE:
-        # Python flushes once more while it exits; give it somewhere to write.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
     sys.exit(code)
 
 
@@ -231,6 +234,12 @@ def _explain(error: Exception, debug: bool) -> int:
 
         from replay.writing import write_error
 
+        if _in_echo(error):
+            click.echo(
+                "replay: cannot write the output: the disk where it goes is full. Make room on it", err=True
+            )
+            _drop_output()
+            return EXIT_USAGE
         click.echo(f"replay: {write_error(Path(error.filename or tempfile.gettempdir()), error)}", err=True)
         return EXIT_USAGE
     if isinstance(error, OSError) and error.errno in _PATH_ERRORS and error.filename is not None:
@@ -248,6 +257,19 @@ def _explain(error: Exception, debug: bool) -> int:
             err=True,
         )
     return EXIT_INTERNAL
+
+
+def _in_echo(error: Exception) -> bool:
+    """Whether ``error`` came up while something was printed."""
+    frame = error.__traceback__
+    while frame is not None and frame.tb_next is not None:
+        frame = frame.tb_next
+    return frame is not None and frame.tb_frame.f_code is click.echo.__code__
+
+
+def _drop_output() -> None:
+    """Python flushes once more while it exits; give it somewhere to write."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)

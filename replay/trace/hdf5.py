@@ -238,8 +238,8 @@ class Appender:
         self._waiting_rows = len(joined) - rows
 
 
-#: HDF5 has to end a flush that the disk broke off, which fails once more, before it can do another; a file that is closed
-#: before that makes it crash.
+#: HDF5 has to end a flush that the disk broke off, which fails once more, before it can do another. It crashes where a
+#: file is closed before that.
 _FLUSHES = 3
 
 

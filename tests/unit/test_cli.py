@@ -362,6 +362,51 @@ def test_ctrl_c_while_the_program_is_loaded_tells_no_traceback(delay: float, tmp
     assert list(tmp_path.iterdir()) == []
 
 
+def test_ctrl_c_that_nobody_could_handle_is_told_again() -> None:
+    """In the callback of a weak reference Python prints KeyboardInterrupt and goes on."""
+    code = (
+        "import os, signal, sys, time, weakref\n"
+        "from replay import cli\n"
+        "class Thing: pass\n"
+        "def gone(_):\n"
+        "    os.kill(os.getpid(), signal.SIGINT)\n"
+        "    time.sleep(0.1)\n"
+        "def run(args):\n"
+        "    thing = Thing()\n"
+        "    seen = weakref.ref(thing, gone)\n"
+        "    del thing\n"
+        "    time.sleep(20)\n"
+        "    return 0\n"
+        "cli.run = run\n"
+        "cli.main([])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+
+    assert (done.returncode, done.stderr) == (130, "")
+
+
+@pytest.mark.parametrize("stream", [1, 2])
+def test_a_stream_that_the_shell_closed_is_no_error(stream: int) -> None:
+    done = subprocess.run(
+        ["sh", "-c", f'"$0" -m replay explain F09 {stream}>&-', sys.executable],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
+@pytest.mark.parametrize("args", ["explain", "explain F09", "--help"])
+def test_output_that_goes_to_a_full_disk_is_told_as_such(args: str) -> None:
+    done = subprocess.run(
+        ["sh", "-c", f'"$0" -m replay {args} >/dev/full', sys.executable],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+    told = "replay: cannot write the output: the disk where it goes is full. Make room on it\n"
+    assert (done.returncode, done.stderr) == (2, told)
+
+
 @pytest.mark.parametrize("name", cli.available())
 def test_every_command_knows_h(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run([name, "-h"]) == 0
