@@ -147,19 +147,20 @@ class DescriptorMap:
     def may_write(self, buffer: int, page: int, begin: Moment, end: Moment, *, besides: int = -1) -> bool:
         """Whether some transfer that names the page may have written to it between two moments.
 
-        Only a proven order rules a transfer out: it was over before ``begin``, or posted after ``end``. Those of the
-        request ``besides`` are left out.
+        Those of the request ``besides`` are left out.
         """
-        order, timeline = self.timeline.order, self.timeline
-        for send in np.unique(self.pieces.send[self.touching(buffer, page)]).tolist():
-            if int(self.request[send]) == besides:
-                continue
-            over = self.completion(send)
-            if over is not None and order.before(over, begin):
-                continue
-            if not order.before(end, timeline.moment("send", send)):
-                return True
-        return False
+        sends = np.unique(self.pieces.send[self.touching(buffer, page)]).tolist()
+        return any(int(self.request[send]) != besides and self.may_run(send, begin, end) for send in sends)
+
+    def may_run(self, send: int, begin: Moment | None, end: Moment) -> bool:
+        """Whether a transfer may have written between two moments, or at any time before ``end``.
+
+        Only a proven order rules it out: it was over before ``begin``, or posted after ``end``.
+        """
+        order, over = self.timeline.order, self.completion(send)
+        if begin is not None and over is not None and order.before(over, begin):
+            return False
+        return not order.before(end, self.timeline.moment("send", send))
 
     def failed(self, send: int) -> bool:
         """Whether the sender learned that the transfer of ``send`` had failed."""

@@ -84,16 +84,17 @@ def _donor(
         return None  # the writer must have owned the page before: a later owner writes to its own
     freed = owners.free_row(case.process, other, case.page, since=int(owners.allocs.seq[theirs]))
     got = owners.allocs.moment_of(mine)
-    done = evidence.descriptors.completion(send)
+    done, seen = evidence.descriptors.completion(send), case.moment(stage)
     order = timeline.order
-    if done is not None and order.before(done, got):
-        return None  # it was over before the page changed hands: it cannot have written later
+    # Over before the page changed hands, or before a look that does not show its rows: it cannot have written later.
+    starts = [got, *([case.moment(earlier)] if case.has(earlier) else [])]
+    if not all(evidence.descriptors.may_run(send, begin, seen) for begin in starts):
+        return None
     rooms = timeline.requests
     donor_room = rooms[other][0]
     logical = int(snaps.logical[snapshot])
     layer = timeline.slots[int(snaps.slot[snapshot])][1]
     posted = timeline.moment("send", send)
-    seen = case.moment(stage)
     writers_known = evidence.covers(case.process, "alloc") and evidence.covers(posted.process, "send")
     changed_hands = freed is not None and order.before(owners.frees.moment_of(freed), got)
     landed_late = case.has(earlier) and order.before(case.moment(earlier), seen)

@@ -115,7 +115,8 @@ def overwritten(case: Case, evidence: Evidence, bad: Bool, stage: str) -> Explan
         in_place = int(pieces.source_start[row]) == int(pieces.start[row])
         if whole or (in_place and size in descriptors.told_lengths(other, case.process)):
             continue  # the page, or a rank's slice of it
-        if not _may_have_written(case, evidence, int(pieces.send[row]), stage):
+        begin = case.moment("RC") if case.has("RC") else None
+        if not descriptors.may_run(int(pieces.send[row]), begin, case.moment(stage)):
             continue
         rooms.add(case.timeline.requests[other][0])
         hit[int(pieces.start[row]) : int(pieces.stop[row])] = True
@@ -145,17 +146,6 @@ def overwritten(case: Case, evidence: Evidence, bad: Bool, stage: str) -> Explan
         aliases=tuple(sorted(rooms)),
         runner_up=RunnerUp("F14", "the writer never owned this page: its addresses are displaced"),
     )
-
-
-def _may_have_written(case: Case, evidence: Evidence, send: int, stage: str) -> bool:
-    """Whether a transfer may have written between the page's arrival and a look at it.
-
-    Only a proven order says no.
-    """
-    order, over = case.timeline.order, evidence.descriptors.completion(send)
-    if case.has("RC") and over is not None and order.before(over, case.moment("RC")):
-        return False
-    return not order.before(case.moment(stage), case.timeline.moment("send", send))
 
 
 def _brought(case: Case, evidence: Evidence, row: int, stage: str) -> Bool:

@@ -137,7 +137,8 @@ def _hit_by(
     if timeline.owners.alloc_row(case.process, other, case.page) is not None:
         return None
     look_at = source_look(case, evidence, send, source, source_page)
-    if look_at < 0:
+    begin = case.moment(earlier) if case.has(earlier) else None
+    if look_at < 0 or not evidence.descriptors.may_run(send, begin, case.moment(stage)):
         return None
     snaps = timeline.snapshots
     units = units_of(timeline, snaps.content[[look_at]])[0]

@@ -99,6 +99,29 @@ def test_f04_of_a_page_that_was_hit_needs_to_know_every_owner(tmp_path: Path, ke
 
 
 @KEEPS
+@pytest.mark.parametrize("over", [True, False])
+def test_f04_of_a_transfer_that_was_over_when_the_page_was_seen_right(
+    tmp_path: Path, keep: Any, over: bool
+) -> None:
+    """``over``: it ended before the other request's own transfer; its rows stand there later, by nobody seen."""
+    scene = Scene(tmp_path, keep=keep)
+    other = begun(scene, Job(7003, 3, 64, [30], [21]))
+    job = begun(scene, Job(7000, 0, 64, [21], [5]))
+    astray = scene.post(job, destination=[21])
+    if over:
+        scene.land(astray)
+        scene.done(astray)
+    scene.send(other)
+    scene.arrive(other)
+    scene.land(astray)
+    if not over:
+        scene.done(astray)
+    scene.read(other)
+    found = [(f.code, f.confidence) for f in verdict_of(scene).findings if f.request.room == 7003]
+    assert found == [("unclassified", "likely") if over else ("F04", "certain")]
+
+
+@KEEPS
 def test_f04_some_of_the_senders_ids_are_other_pages_of_the_request(tmp_path: Path, keep: Any) -> None:
     scene = Scene(tmp_path, keep=keep)
     job = Job(7000, 0, 192, [21, 22, 5], [5, 6, 7])

@@ -266,3 +266,33 @@ def test_an_appended_row_alone_that_is_empty_again_is_no_late_write(tmp_path: Pa
     scene.done(late)
     scene.read(b)
     assert "F14" not in {finding.code for finding in verdict_of(scene).findings}
+
+
+@pytest.mark.parametrize("over", [True, False])
+def test_a_write_that_was_over_when_the_page_was_seen_right_did_not_come_later(
+    tmp_path: Path, over: bool
+) -> None:
+    """A's write ends after B got the page, before B's own; its rows stand there later, by nobody that was seen."""
+    scene = Scene(tmp_path)
+    a, b = Job(7000, 0, 128, [20, 21], [14, 15]), Job(7001, 1, 128, [24, 25], [14, 15])
+    scene.earlier([20, 21, 24, 25], [14, 15, 16, 17])
+    scene.start(a)
+    scene.announce(a)
+    scene.store(a, 0, a.rows)
+    late = scene.post(a)
+    scene.free(scene.decode, a, "abort")
+    scene.start(b)
+    scene.announce(b)
+    scene.store(b, 0, b.rows)
+    if over:
+        scene.land(late)
+        scene.done(late)
+    scene.send(b)
+    scene.arrive(b)
+    scene.land(late)
+    if not over:
+        scene.done(late)
+    scene.read(b)
+    (finding,) = verdict_of(scene).findings
+    wanted = ("unclassified", "likely") if over else ("F14", "certain")
+    assert (finding.code, finding.confidence) == wanted
