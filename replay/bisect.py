@@ -95,6 +95,12 @@ class Case:
         return np.asarray(contents.data(np.array([content]))[0])
 
     @property
+    def sent_here(self) -> bool:
+        """Whether the side that is judged sent the page itself: its looks at the send say nothing of its reads."""
+        row = self.rows.get("SE", self.rows.get("SE+", -1))
+        return row >= 0 and int(self.timeline.snapshots.process[row]) == self.process
+
+    @property
     def room(self) -> int:
         """Room of the request."""
         return self.timeline.requests[self.request][0]
@@ -172,7 +178,10 @@ def _bad_reads(
     reads, number = cells.reads, cells.read_cell
     base = content["RC"].copy()
     for name in ("SE+", "SE", "ST"):
-        base = np.where(base < 0, content[name], base)
+        # What the sender looks at as it posts is no source of its own reads: the pass that wrote the page made them.
+        sent_here = column_at(snaps.process, cells.stage[name]) == cells.process
+        found_there = np.where(sent_here & (name != "ST"), -1, content[name])
+        base = np.where(base < 0, found_there, base)
     own = column_at(snaps.content, cells.own_store)
     source = np.where(content["SE"] >= 0, content["SE"], content["SE+"])
     source = np.where(source < 0, content["ST"], source)

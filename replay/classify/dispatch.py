@@ -175,7 +175,8 @@ def _destination(case: Case, evidence: Evidence) -> Iterator[Explanation]:
         done |= bad
         bad = yield from _ask(kinds, case, evidence, bad, stage)
         if bad.any():
-            expected = next((name for name in ("RC", "SE", "ST") if case.has(name)), "ST")
+            kept = ("RC", "ST") if case.sent_here else ("RC", "SE", "ST")
+            expected = next((name for name in kept if case.has(name)), "ST")
             where, why = "destination", "the page changed after its bytes had arrived"
             if kinds is APPENDED_KINDS:
                 expected, why = "OWN", "rows that this side appended differ from its own store"

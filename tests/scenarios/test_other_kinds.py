@@ -271,3 +271,35 @@ def test_two_faults_of_one_request_are_both_named(tmp_path: Path) -> None:
     verdict = verdict_of(scene)
     told = {(f.code, tuple(page.logical for page in f.pages)) for f in verdict.findings}
     assert told == {("F10", (1,)), ("F09", (2,))}
+
+
+@KEEPS
+@pytest.mark.parametrize("when", ["before the send", "during the read"])
+def test_a_page_that_changes_at_the_sender_around_its_own_read_is_one_finding(
+    tmp_path: Path, keep: Any, when: str
+) -> None:
+    """A prefill reads its pages too, before it sends them: what the send sees is no source of that read."""
+    scene = Scene(tmp_path, keep=keep)
+    ours = Job(7000, 0, 100, [21, 22], [5, 6])
+    scene.start(ours)
+    scene.announce(ours)
+    scene.store(ours, 0, 100)
+    prefill, step = scene.prefill, scene.step()
+    right = prefill.memory[0].copy()
+
+    def change() -> None:
+        prefill.memory[0][21, 1024:1280] ^= 0xFF
+
+    if when == "during the read":
+        change()
+    prefill.snapshot("RD", "before", ours, [0, 1], ours.prefill, rows=100, step=step)
+    if when == "during the read":
+        prefill.memory[0][:] = right
+    else:
+        change()
+    scene.send(ours)
+    scene.arrive(ours)
+    scene.read(ours)
+    verdict = verdict_of(scene)
+    stage = "destination" if when == "during the read" else "source"
+    assert [(f.stage, f.code, f.role) for f in verdict.findings] == [(stage, "unclassified", "prefill")]
