@@ -52,6 +52,7 @@ FILES = {
 #: Seconds for each of the proof's two child processes.
 PROOF_SECONDS = 600
 _OPTIONS = JudgeOptions(reexecute=False)
+_UNITS = ((1000**3, "GB"), (1000**2, "MB"), (1000, "kB"))
 _DATE = (1980, 1, 1, 0, 0, 0)  # the earliest that a ZIP can hold: it says nothing
 
 
@@ -104,7 +105,8 @@ def make(
     with tempfile.TemporaryDirectory(prefix="kv-replay-") as folder:
         with open_trace(*paths) as trace:
             whole = judge(trace, replace(_OPTIONS, scope=scope or Scope()), progress)
-        for number, (part, said) in enumerate(_parts(whole, scope)):
+        parts = list(_parts(whole, scope))
+        for number, (part, said) in enumerate(parts):
             cut = Path(folder) / f"cut-{number}.h5"
             if part.whole:
                 left_out, source = [], paths
@@ -120,8 +122,8 @@ def make(
                     )
             out = Path(folder) / f"trace-{number}.h5"
             names = _scrubbed(source, out, progress)
-            smallest = out.stat().st_size
-            if smallest > max_size:
+            # The last one is made all the same: what it takes is told.
+            if out.stat().st_size > max_size and number < len(parts) - 1:
                 continue
             bundle = _made(out, tuple(left_out), progress)
             _same(whole, part, bundle.verdict, names)
@@ -129,9 +131,18 @@ def make(
             if smallest <= max_size:
                 return bundle
     raise TooLargeError(
-        f"the smallest part that shows the verdict takes {smallest:,} bytes, and {max_size:,} are allowed: give a "
-        "larger --max-size, or name less with --request and --layer"
+        f"the smallest part that shows the verdict takes {smallest:,} bytes, and {max_size:,} are allowed: give "
+        f"--max-size {_enough(smallest)} or more, or name less with --request and --layer"
     )
+
+
+def _enough(size: int) -> str:
+    """A round size that ``size`` bytes fit into for certain: no two copies of a trace compress to the same byte."""
+    size += size // 100
+    step = max(1, 10 ** (len(str(size)) - 3))
+    rounded = -(-size // step) * step
+    unit, name = next((unit, name) for unit, name in _UNITS if rounded >= unit or unit == 1000)
+    return f"{rounded / unit:g}{name}"
 
 
 def _parts(whole: Verdict, scope: Scope | None) -> Iterator[tuple[Scope, str]]:

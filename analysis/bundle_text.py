@@ -41,9 +41,8 @@ def replay_md(story: Story, files: Mapping[str, str], left_out: Sequence[str], c
 
 ## Replay it
 
-In an empty folder:
+With kv-replay installed (`pip install .` in a checkout), in an empty folder:
 
-    pip install kv-replay
     unzip BUNDLE.zip
     replay trace.h5
 

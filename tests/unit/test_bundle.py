@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 import zipfile
@@ -20,6 +21,7 @@ import zstandard
 
 from analysis import bundle as bundles
 from analysis.bundle import FILES, BundleError, make, prove, zipped
+from capture_hooks.options import parse_size
 from replay import cli
 from replay.judge import JudgeOptions, judge
 from replay.trace.reader import open_trace
@@ -287,8 +289,11 @@ def test_what_does_not_fit_is_left_out_piece_by_piece_and_said(tmp_path: Path) -
     assert one.size < whole.size
     assert any("in other layers than 2" in text for text in one.left_out)
     assert "in other layers than 2" in one.files["REPLAY.md"].decode()
-    with pytest.raises(BundleError, match="give a larger --max-size"):
+    with pytest.raises(BundleError, match="give --max-size") as told:
         make(paths, 10_000)
+    enough = re.search(r"--max-size (\S+) or more", str(told.value))
+    assert enough is not None
+    assert {finding.layer for finding in make(paths, parse_size(enough[1])).verdict.findings} == {2}
 
 
 # The command
