@@ -7,6 +7,7 @@ exactly these places. Told apart from a loss on the wire (F31), where the later 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -37,6 +38,9 @@ KIND = Kind(
     ),
 )
 
+#: Of bytes that came between the looks before and after a read.
+MEANWHILE = "they came while a read (RD) ran: what it got is not known"
+
 _WORDS = {
     "proven": "success was told before the transfer was done, by proven order",
     "open": "nothing orders the end of the transfer before success was told, as waiting for it would",
@@ -62,10 +66,10 @@ def explain(case: Case, evidence: Evidence, bad: Bool, stage: str) -> Explanatio
     old_known = case.has("RC-") and int(torn.sum()) <= TORN_UNITS
     order = case.timeline.order
     ordered = early == "proven" or later == "RD" or order.before(case.moment("RC"), case.moment(later))
-    torn_read, clean_read = reads_of(case, source, healed)
+    reads = reads_of(case, source, healed)
     others_quiet = _no_other_writer(case, evidence)
     told = early != "" or _told(case, evidence)
-    sure = old_known and ordered and told and others_quiet and torn_read and bool((healed == bad).all())
+    sure = old_known and ordered and told and others_quiet and reads.torn and bool((healed == bad).all())
     confidence: Confidence = "certain" if sure else "likely"
     values, scales = halves(healed)
     lines = [
@@ -79,8 +83,10 @@ def explain(case: Case, evidence: Evidence, bad: Bool, stage: str) -> Explanatio
         )
     if early:
         lines.append(_WORDS[early])
-    if torn_read:
+    if reads.torn:
         lines.append("a read (RD) saw the page before they had arrived")
+    elif reads.open:
+        lines.append(MEANWHILE)
     return Explanation(
         code="F09",
         stage="completion",
@@ -95,7 +101,7 @@ def explain(case: Case, evidence: Evidence, bad: Bool, stage: str) -> Explanatio
             if later
             else "the transfer was not over at completion",
         ),
-        harmless=clean_read and not torn_read,
+        harmless=reads.harmless,
     )
 
 
@@ -158,18 +164,40 @@ def _earlier_looks(case: Case) -> Iterator[U64]:
             yield units
 
 
-def reads_of(case: Case, source: str, healed: Bool) -> tuple[bool, bool]:
-    """Whether some read saw what was there at completion, and whether some read saw all that came later."""
-    torn = clean = False
+@dataclass(frozen=True, slots=True)
+class Reads:
+    """What the reads of a page that was late saw of it.
+
+    ``torn``: one saw what was there at completion. ``open``: the rest came while one ran, so that nobody knows.
+    ``clean``: one saw all that came later.
+    """
+
+    torn: bool
+    open: bool
+    clean: bool
+
+    @property
+    def harmless(self) -> bool:
+        """Whether it was read, and never before the rest had come."""
+        return self.clean and not self.torn and not self.open
+
+
+def reads_of(case: Case, source: str, healed: Bool) -> Reads:
+    """How the reads of the page lie to the arrival of ``healed``."""
+    snaps = case.timeline.snapshots
+    old: dict[int, list[Bool]] = {}  #: step -> of each look, the units that are as they were at completion
+    clean = False
     for row in case.reads.tolist():
-        content = case.timeline.snapshots.content[[row]]
+        content = snaps.content[[row]]
         if int(content[0]) < 0:
             continue
         units = units_of(case.timeline, content)[0]
         clean |= bool((units == case.units[source])[healed].all())
         # What is neither was written by another, and proves nothing about when these bytes came.
-        torn |= bool((units == case.units["RC"])[healed].any())
-    return torn, clean
+        old.setdefault(int(snaps.step[row]), []).append((units == case.units["RC"]) & healed)
+    torn = any(bool(np.logical_and.reduce(looks).any()) for looks in old.values())
+    some = any(bool(np.logical_or.reduce(looks).any()) for looks in old.values())
+    return Reads(torn, some and not torn, clean)
 
 
 def told_early(case: Case, evidence: Evidence) -> str:

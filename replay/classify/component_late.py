@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from replay.bisect import Case
 from replay.classify.base import Evidence, Explanation, Kind, claims
-from replay.classify.completion_early import arrived_later, reads_of, told_early
+from replay.classify.completion_early import MEANWHILE, arrived_later, reads_of, told_early
 from replay.classify.completion_early import overwrote as overwrote_by_its_own
 from replay.classify.undelivered import still_old
 from replay.verdict import RunnerUp
@@ -55,9 +55,9 @@ def explain(case: Case, evidence: Evidence, bad: Bool, stage: str) -> Explanatio
         healed = bad & still_old(case, bad)  # nobody looked once it was there
     if not healed.any():
         return None
-    torn, clean = reads_of(case, source, healed)
+    reads = reads_of(case, source, healed)
     over = _over(case, evidence, found.theirs)
-    sure = over and not _over(case, evidence, found.mine) and torn and bool((healed == bad).all())
+    sure = over and not _over(case, evidence, found.mine) and reads.torn and bool((healed == bad).all())
     lines = [
         f"at completion (RC) every page of {found.names} held its old bytes; {found.whole} other "
         f"buffer{'s' if found.whole > 1 else ''} of the request were whole",
@@ -67,8 +67,10 @@ def explain(case: Case, evidence: Evidence, bad: Bool, stage: str) -> Explanatio
         f"its transfer ({_numbers(evidence, found.mine)}) is not theirs ({_numbers(evidence, found.theirs)})"
         + (", which was over before completion was told" if over else ""),
     ]
-    if torn:
+    if reads.torn:
         lines.append("a read (RD) saw the old bytes")
+    elif reads.open:
+        lines.append(MEANWHILE)
     return Explanation(
         code="F12",
         stage="completion",
@@ -79,7 +81,7 @@ def explain(case: Case, evidence: Evidence, bad: Bool, stage: str) -> Explanatio
         evidence=tuple(lines),
         rule=found.rule,
         runner_up=RunnerUp("F09", "whole buffers are late, by a transfer of their own; no page is torn"),
-        harmless=clean and not torn,
+        harmless=reads.harmless,
     )
 
 

@@ -80,6 +80,24 @@ def test_a_page_that_stays_torn_is_lost_on_the_wire_and_never_completion_early(
     assert page.bytes_differing == wanted.bytes_differing
 
 
+@pytest.mark.parametrize("keep", ["bytes", "digests"])
+def test_what_comes_while_the_read_runs_may_have_come_in_time(tmp_path: Path, keep: Any) -> None:
+    scene = Scene(tmp_path, keep=keep)
+    ours = Job(7000, 0, 192, [21, 22, 23], [5, 6, 7])
+    scene.earlier([21, 22, 23], [5, 6, 7])
+    scene.start(ours)
+    scene.announce(ours)
+    scene.store(ours, 0, ours.rows)
+    transfer = scene.post(ours)
+    scene.land(transfer, only=(0, 4096), pages=[6])
+    scene.done(transfer)
+    scene.arrive(ours)
+    scene.read(ours, meanwhile=lambda: scene.land(transfer))
+    (finding,) = verdict_of(scene).findings
+    assert (finding.code, finding.confidence) == ("F09", "likely")
+    assert "they came while a read (RD) ran: what it got is not known" in finding.evidence
+
+
 def test_hand_overs_between_threads_order_as_well_as_one_thread(tmp_path: Path) -> None:
     verdict = verdict_of(torn(Scene(tmp_path, threads=True)))
     expect(verdict, "F09", "completion-early", "completion", room=7000, pages=[torn_page()])
