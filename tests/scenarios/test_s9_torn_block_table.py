@@ -69,8 +69,9 @@ def test_a_table_that_is_torn_while_the_kernel_runs_is_found_in_its_second_look(
         table_after=OWN[:3] + FOREIGN,
     )
     verdict = verdict_of(scene)
-    (finding,) = expect(verdict, "F18", "torn-block-table", "table", room=7000, confidence=None)
+    (finding,) = expect(verdict, "F18", "torn-block-table", "table", room=7000, confidence="likely")
     assert [page.logical for page in finding.pages] == [3, 4, 5]
+    assert any("the table changed while the kernel ran" in line for line in finding.evidence)
 
 
 def test_entries_past_the_length_are_nobodys_claim(tmp_path: Path) -> None:

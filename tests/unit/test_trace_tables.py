@@ -14,7 +14,7 @@ from replay.trace.builder import TraceBuilder
 from replay.trace.errors import TraceError
 from replay.trace.ragged import Ragged
 from replay.trace.reader import open_trace
-from replay.trace.schema import TABLES, spec_tables
+from replay.trace.schema import CHUNK_ROWS, TABLES, spec_tables
 from tests.unit.trace_samples import small_trace
 
 ROOT = Path(__file__).parents[2]
@@ -125,6 +125,23 @@ def test_ragged_rows_can_be_taken_from_either_end() -> None:
     assert ragged[-1].tolist() == [2, 3, 4]
     with pytest.raises(IndexError):
         _ = ragged[3]
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (3, 2, 1, 0), (2, 0, 3, 1)])
+def test_rows_of_a_large_ragged_column_are_read_alone_in_any_order(
+    tmp_path: Path, order: tuple[int, ...]
+) -> None:
+    """The rows beside the one that is asked for are read with it; these lie in several chunks of the file."""
+    assert 10_000 < CHUNK_ROWS < 20_000
+    rows = [np.arange(10_000 * row, 10_000 * (row + 1)) for row in range(4)]
+    with TraceBuilder(tmp_path / "t.h5") as builder:
+        process = builder.process(role="prefill")
+        for pages in rows:
+            process.alloc(room=1, pages=pages)
+    with open_trace(tmp_path / "t.h5") as trace:
+        table = trace.table("alloc")
+        for row in order:
+            assert np.array_equal(table.array("pages", row), rows[row])
 
 
 def test_any_hdf5_tool_can_read_the_event_columns_as_the_specification_shows(tmp_path: Path) -> None:
