@@ -80,6 +80,16 @@ def test_f06_every_part_is_the_first_part_of_the_source(tmp_path: Path, keep: An
     assert finding.rule == "every part is the source's bytes [0,4096)"
 
 
+@KEEPS
+def test_f06_parts_that_do_not_lie_side_by_side_are_no_slice_of_a_row(tmp_path: Path, keep: Any) -> None:
+    """The first half of the page, in two pieces, is brought once more to the place of the second."""
+    scene = Scene(tmp_path, format="bf16", keep=keep)
+    sent_in_parts(scene, [(at, at + 4096, at % 8192) for at in range(0, 16384, 4096)])
+    (finding,) = verdict_of(scene).findings
+    assert finding.stage == "descriptor"
+    assert finding.code != "F06"
+
+
 def permuted_descriptors(name: str) -> list[Part]:
     """The pieces of a page that a permutation moves."""
     permutation = dict(hypotheses(layout("fp8")))[name]
@@ -393,6 +403,34 @@ def test_f12_of_a_buffer_that_a_late_one_of_another_request_overwrote(
     told = [line for f in found.values() for line in f.evidence]
     assert ("a read (RD) saw the old bytes" in told) == seen
     assert not any("were complete at reception" in line for line in told)
+
+
+@pytest.mark.parametrize(
+    ("ends", "confidence"),
+    [("before completion is told", "likely"), ("after it", "certain"), ("between two", "likely")],
+)
+def test_f12_is_certain_only_where_the_late_buffer_cannot_have_been_waited_for(
+    tmp_path: Path, ends: str, confidence: str
+) -> None:
+    """Two prefill ranks may tell completion. In each case the sender learns of the end before decode looks."""
+    scene = Scene(tmp_path, layers=range(2))
+    job = begun(scene)
+    scene.send(job, pairs=[(0, 0)])
+    late = scene.post(job, pairs=[(1, 1)])
+    if ends == "before completion is told":
+        scene.done(late)
+    scene.tell(job, "0a1b2c3d4e.0")
+    if ends != "before completion is told":
+        scene.done(late)
+    if ends == "between two":
+        scene.tell(job, "0a1b2c3d4e.1")
+    scene.edge(scene.prefill, scene.decode, "status", "7001.0")
+    scene.arrive(job, told=True)
+    scene.read(job)
+    scene.land(late)
+    scene.look("LT", job)
+    (finding,) = verdict_of(scene).findings
+    assert (finding.code, finding.layer, finding.confidence) == ("F12", 1, confidence)
 
 
 @KEEPS

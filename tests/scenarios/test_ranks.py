@@ -78,10 +78,10 @@ def test_a_loss_is_certain_only_where_no_other_rank_can_have_written(
     assert (finding.code, finding.confidence) == ("F31", confidence)
 
 
-def in_halves(first: Scene, second: Scene, *, lost: bool = False) -> Verdict:
+def in_halves(first: Scene, second: Scene, *, lost: bool = False, crossed: bool = False) -> Verdict:
     """Two prefill ranks hold the request; each sends its half of every page to the first's receiver.
 
-    ``lost``: of page 6 the half of the second does not land.
+    ``lost``: of page 6 the half of the second does not land. ``crossed``: of layer 1 each sends the other half.
     """
     job, half = begun(first), layout("fp8").page_bytes // 2
     other, same = copy(first), Job(job.room, 0, job.rows, [31, 32, 33], job.decode)
@@ -89,8 +89,12 @@ def in_halves(first: Scene, second: Scene, *, lost: bool = False) -> Verdict:
     other.begin(other.prefill, same)
     other.give(other.prefill, same, same.prefill)
     other.store(same, 0, same.rows)
-    first.send(job, parts=[(0, half, 0)])
-    transfer = other.post(same, parts=[(half, 2 * half, half)])
+    front, back = [(0, half, 0)], [(half, 2 * half, half)]
+    first.send(job, parts=front, pairs=[(0, 0)] if crossed else None)
+    if crossed:
+        first.send(job, parts=back, pairs=[(1, 1)])
+        other.send(same, parts=front, pairs=[(1, 1)])
+    transfer = other.post(same, parts=back, pairs=[(0, 0)] if crossed else None)
     other.land(transfer, only=(0, 0) if lost else None, pages=[6])
     other.done(transfer)
     ended(first, job)
@@ -100,6 +104,15 @@ def in_halves(first: Scene, second: Scene, *, lost: bool = False) -> Verdict:
 @KEEPS
 def test_halves_of_pages_that_two_ranks_send_are_the_page(tmp_path: Path, keep: Any) -> None:
     verdict = in_halves(*both(tmp_path, keep))
+    expect_clean(verdict)
+    assert verdict.hazards == ()
+
+
+@KEEPS
+def test_each_layer_may_be_cut_in_other_halves(tmp_path: Path, keep: Any) -> None:
+    """Of layer 0 the first rank sends the first half of every page, of layer 1 the second."""
+    first = Scene(tmp_path, keep=keep, layers=(0, 1))
+    verdict = in_halves(first, Scene(tmp_path, keep=keep, layers=(0, 1), beside=first), crossed=True)
     expect_clean(verdict)
     assert verdict.hazards == ()
 

@@ -108,6 +108,32 @@ def test_an_fp8_length_hard_coded_for_bf16_pages(tmp_path: Path, keep: Any) -> N
     expect(verdict, "F03", "wrong-item-length", "descriptor", room=7000, pages=wanted)
 
 
+@pytest.mark.parametrize("sliced", [True, False])
+def test_slices_of_another_requests_page_are_no_wrong_length(tmp_path: Path, sliced: bool) -> None:
+    """A request that is over had this page, and its transfer lands late; who was given which page is not recorded.
+
+    ``sliced``: each half of the page has a descriptor. Else only the first half has one: the item length is short.
+    """
+    scene = Scene(tmp_path, drop=["alloc"])
+    other, ours = Job(7001, 1, 64, [30], [5]), Job(7000, 0, 64, [31], [5])
+    for job in (other, ours):
+        scene.start(job)
+        scene.announce(job)
+        scene.store(job, 0, 64)
+    halves = [(0, 4224, 0), (4224, 8448, 4224)]
+    late = (
+        scene.post(other, parts=halves)
+        if sliced
+        else scene.post(other, lengths=(4224, 4224), strides=(8448, 8448))
+    )
+    scene.send(ours)
+    scene.arrive(ours)
+    scene.land(late)
+    scene.read(ours)
+    found = {finding.code for finding in verdict_of(scene).findings if finding.request.room == 7000}
+    assert ("F03" in found) == (not sliced)
+
+
 @pytest.mark.parametrize("keep", ["bytes", "digests"])
 @pytest.mark.parametrize("scales", pattern.SCALES)
 def test_a_length_without_the_scales_leaves_the_tail_of_every_page_old(
