@@ -267,6 +267,17 @@ class Owners:
                 return row
         return None
 
+    def alloc_at(self, process: int, request: int, page: int, seq: int) -> int | None:
+        """The allocation by which ``request`` has ``page`` in a look that ended at ``seq``: the last one before it.
+
+        A request that shares the page later has its owner's look for its own: then the first one after it.
+        """
+        row = self.alloc_row(process, request, page, before=seq)
+        if row is not None:
+            return row
+        rows = self.allocs_of_page(process, page)
+        return next((row for row in rows if int(self.allocs.request[row]) == request), None)
+
     def free_row(self, process: int, request: int, page: int, since: int = -1) -> int | None:
         """The first free that took ``page`` from ``request`` after sequence number ``since``, None if none was seen."""
         for row in self._free_of.get((process, request, page), []):

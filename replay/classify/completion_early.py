@@ -234,7 +234,7 @@ def _told(case: Case, evidence: Evidence) -> bool:
 def _no_other_writer(case: Case, evidence: Evidence) -> bool:
     """No other request's transfer names this page, as far as complete hooks can tell."""
     pieces, owners, order = evidence.descriptors.pieces, case.timeline.owners, case.timeline.order
-    mine = owners.alloc_row(case.process, case.request, case.page, before=int(case.moment("RC").seq))
+    mine = owners.alloc_at(case.process, case.request, case.page, int(case.moment("RC").seq))
     since = int(owners.allocs.seq[mine]) if mine is not None else -1
     for row in evidence.descriptors.touching(case.buffer.number, case.page).tolist():
         other = int(pieces.request[row])

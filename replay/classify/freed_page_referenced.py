@@ -51,7 +51,7 @@ def explain(case: Case, evidence: Evidence, bad: Bool, stage: str) -> Explanatio
     owners = [row for row in rows if not timeline.owners.shared_alloc[row]]
     # Whoever was given the page after this look, or after the request let go of it, is not seen in the look.
     until = int(snaps.seq[case.rows[stage]])
-    mine = timeline.owners.alloc_row(case.process, case.request, case.page, before=until)
+    mine = timeline.owners.alloc_at(case.process, case.request, case.page, until)
     shared_at = int(allocs.seq[mine]) if mine is not None else 0
     since = max((int(allocs.seq[row]) for row in owners if int(allocs.seq[row]) < shared_at), default=0)
     gone = timeline.owners.free_row(case.process, case.request, case.page, since=shared_at)

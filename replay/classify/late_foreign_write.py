@@ -77,7 +77,7 @@ def _donor(
     explained = matched | torn if int(torn.sum()) <= TORN_UNITS else matched
 
     owners = timeline.owners
-    mine = owners.alloc_row(case.process, case.request, case.page, before=int(case.moment(stage).seq))
+    mine = owners.alloc_at(case.process, case.request, case.page, int(case.moment(stage).seq))
     since = int(owners.allocs.seq[mine]) if mine is not None else -1
     theirs = owners.alloc_row(case.process, other, case.page, before=since)
     if mine is None or theirs is None:

@@ -41,7 +41,7 @@ def explain(case: Case, evidence: Evidence, bad: Bool, stage: str) -> Explanatio
     if buffer < 0 or process == case.process:
         return None
     stored = case.moment("ST")
-    mine = timeline.owners.alloc_row(process, case.request, page, before=int(snaps.seq[row]))
+    mine = timeline.owners.alloc_at(process, case.request, page, int(snaps.seq[row]))
     for look in snaps.at_place("ST", buffer, page).tolist():
         other = int(snaps.request[look])
         if other in (case.request, -1) or int(snaps.content[look]) < 0:

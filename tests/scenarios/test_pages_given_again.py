@@ -113,3 +113,31 @@ def test_a_late_write_is_told_where_its_writer_had_the_page_twice(tmp_path: Path
     assert {(f.code, f.request.room, f.confidence) for f in verdict.findings} == {
         ("F14", job.room, "certain")
     }
+
+
+def test_old_bytes_of_a_shared_page_are_not_a_later_owners(tmp_path: Path) -> None:
+    """The page arrives late at its owner. Who shares it since has the owner's look at it, taken before the share."""
+    scene = Scene(tmp_path)
+    scene.earlier([21, 22, 23], [5, 6, 7], room=9008)
+    owner = begun(scene)
+    late = scene.post(owner)
+    scene.arrive(owner)
+    scene.read(owner)
+    sharer = Job(7001, 1, 192, [31, 32, 33], [5, 6, 10], prefix_q=0, prefix_rows=128)
+    for side in (scene.prefill, scene.decode):
+        scene.begin(side, sharer)
+    scene.give(scene.prefill, sharer, sharer.prefill)
+    scene.give(scene.decode, sharer, [5, 6], shared=True)
+    scene.give(scene.decode, sharer, [10], logical=2)
+    scene.announce(sharer, first=2)
+    scene.store(sharer, 0, sharer.rows)
+    scene.send(sharer, [2])
+    scene.arrive(sharer, first=2)
+    scene.read(sharer)
+    scene.land(late)
+    scene.done(late)
+    scene.look("LT", owner)
+    scene.look("LT", sharer)
+    found = verdict_of(scene).findings
+    assert {f.request.room for f in found} >= {owner.room}
+    assert {f.code for f in found} == {"F09"}
