@@ -6,6 +6,7 @@ python tests/gpu/stages/end.py ROLE ADDRESS JSON      (started by run.py; JSON: 
 from __future__ import annotations
 
 import contextlib
+import importlib.machinery
 import json
 import sys
 import types
@@ -19,6 +20,17 @@ sys.path[:0] = [
 ]
 import model as stand_ins  # noqa: E402
 import sglang_host  # noqa: E402
+
+
+class Kernels(sglang_host.Stub):
+    """SGLang's compiled kernels: where there is CUDA its modules import names from them at their start; nothing here
+    calls one. Of one module an import error is wanted: SGLang has its own in its place.
+    """
+
+    def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
+        if name.partition(".")[0] == "sgl_kernel" and name != "sgl_kernel.scalar_type":
+            return importlib.machinery.ModuleSpec(name, self, is_package=True)
+        return None
 
 
 class End(sglang_host.Endpoint):
@@ -68,6 +80,7 @@ class End(sglang_host.Endpoint):
         self.model.wrong = wrong
         self.model.extend(room, tokens)
         self.model.wrong = ""
+        self.wait_for_device()  # as the scheduler does before it takes in a pass and sends its pages
 
     def decode(self, rooms: list[int], passes: int, wrong: str = "", graph: bool = False) -> None:
         self.model.wrong = wrong
@@ -149,9 +162,15 @@ class End(sglang_host.Endpoint):
         super().end()
 
 
-def main(role: str, address: str, options: str) -> None:
+def prepare() -> None:
+    """Import everything that a side needs."""
     sglang_host.say_where()
+    sys.meta_path.append(Kernels())
     sglang_host.preload()
+
+
+def main(role: str, address: str, options: str) -> None:
+    prepare()
     sglang_host.serve(Client(address), role, {"kind": "end:End", **json.loads(options)}, {}, "")
 
 

@@ -98,6 +98,8 @@ class Pair:
         environment = (
             os.environ
             | {"PYTHONPATH": os.pathsep.join(path), "OMP_NUM_THREADS": "1"}
+            # DeepGEMM is called by the model alone: what SGLang itself wants of it at its start is in other versions.
+            | {"SGLANG_ENABLE_JIT_DEEPGEMM": "0"}
             | {key: str(cache / value) for key, value in caches.items()}
             | CAPTURE
             | {"KV_REPLAY_CAPTURE": str(self.folder / "capture")}
