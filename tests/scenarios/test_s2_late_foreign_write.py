@@ -296,3 +296,23 @@ def test_a_write_that_was_over_when_the_page_was_seen_right_did_not_come_later(
     (finding,) = verdict_of(scene).findings
     wanted = ("unclassified", "likely") if over else ("F14", "certain")
     assert (finding.code, finding.confidence) == wanted
+
+
+@pytest.mark.parametrize("keep", ["bytes", "digests"])
+def test_rows_that_the_late_write_did_not_bring_are_not_laid_at_its_door(tmp_path: Path, keep: Any) -> None:
+    scene = Scene(tmp_path, keep=keep)
+    overtaken(scene)
+    scene.decode.memory[0][14, 1024:2048] ^= 1
+    scene.look("LT", Job(7001, 1, 256, [24, 25, 26, 27], [12, 13, 14, 15]))
+    rows = {f.code: [page.value_rows for page in f.pages] for f in verdict_of(scene).findings}
+    assert rows == {"F14": [((0, 7), (16, 63)), ((0, 63),)], "unclassified": [((8, 15),)]}
+
+
+@pytest.mark.parametrize(("side", "what"), [("decode", "alloc"), ("prefill", "send")])
+def test_a_late_write_is_likely_where_another_owner_or_writer_may_be_missing(
+    tmp_path: Path, side: str, what: str
+) -> None:
+    scene = overtaken(Scene(tmp_path))
+    lost = scene.decode if side == "decode" else scene.prefill
+    lost.emit("loss", stage="queue", what=what, count=1, first_seq=lost.seq + 1, last_seq=lost.seq + 1)
+    expect(verdict_of(scene), "F14", "late-foreign-write", "destination", room=7001, confidence="likely")
