@@ -1,8 +1,8 @@
 """Named points of the engine where a test can hold a thread until something else has happened.
 
 Without a folder every point does nothing. With one, each point that is passed leaves a flag (an empty file), and a rule
-``point -> flag`` makes that point wait for the flag. So a test forces one interleaving of the very code
-that races freely in the demo. Points are named ``place:room`` or ``place:room.chunk``.
+``point -> flag`` makes that point wait for the flag, or for several with ", " between them. So a test forces one
+interleaving of the very code that races freely in the demo. Points are named ``place:room`` or ``place:room.chunk``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class Barriers:
     """Barriers of one process."""
 
     def __init__(
-        self, folder: str = "", rules: Mapping[str, str] | None = None, timeout: float = 20.0
+        self, folder: str = "", rules: Mapping[str, str] | None = None, timeout: float = 30.0
     ) -> None:
         self._folder = Path(folder) if folder else None
         self._rules = dict(rules or {})
@@ -55,10 +55,8 @@ class Barriers:
 
     def wait(self, flag: str) -> bool:
         """Wait for ``flag``; ``False`` once the timeout is over."""
-        assert self._folder is not None
-        path = self._folder / flag
         end = time.monotonic() + self._timeout
-        while not path.exists():
+        while not self.up(flag):
             if time.monotonic() > end:
                 return False
             time.sleep(_NAP)
@@ -70,8 +68,9 @@ class Barriers:
         (self._folder / flag).touch()
 
     def up(self, flag: str) -> bool:
-        """Whether ``flag`` was raised."""
-        return self._folder is not None and (self._folder / flag).exists()
+        """Whether ``flag`` was raised; of several with ", " between them: whether all were."""
+        folder = self._folder
+        return folder is not None and all((folder / name).exists() for name in flag.split(", "))
 
 
 def timeouts(folder: Path) -> list[str]:

@@ -266,11 +266,11 @@ class DecodeEngine(Engine):
         if self.config.clears:
             self._clear(step)
         for layer in range(self.config.layers):
+            self._barrier(step, layer)
             rows = appended(step, layer, self.layout.rows, self.config.seed)
             if rows:
                 rows = padded(rows, layer, self.config.pads, self.config.seed)
                 self.append(StoreBatch(layer, step.number, rows))
-            self._barrier(step, layer)
             self.read(step, read_batch(step, layer, self.layout.rows, self.config, self.policy.extra_rows))
         for sequence, tokens in zip(step.sequences, step.tokens.tolist(), strict=True):
             if tokens == sequence.tokens + 1:

@@ -62,6 +62,11 @@ class Chunk:
         return self.event
 
     @property
+    def final(self) -> bool:
+        """Whether nothing of the request is sent behind it."""
+        return self.last and self is self.sequence.chunks[-1]
+
+    @property
     def logical(self) -> int:
         """First logical page."""
         return self.first_token // PAGE_TOKENS

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from replay.lab.config import PAGE_TOKENS, Job
+from replay.lab.config import PAGE_TOKENS, Job, pages_for
 
 LAYERS = 3
 CHUNK = 512
@@ -47,110 +47,134 @@ def _others(draw: random.Random, first: int, count: int, **more: Any) -> tuple[J
     )
 
 
+def _chunks(job: Job) -> int:
+    """Chunks of a prompt that is prefilled with others."""
+    return -(-pages_for(job.tokens) // CHUNK_PAGES)
+
+
+def _settled(
+    draw: random.Random, first: int, *, apart: bool = False
+) -> tuple[tuple[Job, ...], str, dict[str, str]]:
+    """Two requests that stay, the flags that both have arrived and nothing of them is on the wire, and what holds
+    them: also where success is told early, nobody reads them before they are there. ``apart``: a component follows
+    the chunks.
+    """
+    one, two = _others(draw, first, 2)
+    last = {job.room: _chunks(job) - (not apart) for job in (one, two)}
+    flags = {room: f"sender.done:{room}.{last[room]}" for room in last}
+    jobs = (one, replace(two, after=f"decode.arrived:{one.room}, {flags[one.room]}"))
+    rules = {f"read.first:{room}.0": flag for room, flag in flags.items()}
+    return jobs, f"decode.arrived:{two.room}, {flags[two.room]}", rules
+
+
+def _stay(jobs: tuple[Job, ...], until: str) -> dict[str, str]:
+    """Holds the last step of ``jobs``: none gives its pages back before ``until``, for somebody to be given them."""
+    return {f"read.last:{job.room}.0": until for job in jobs}
+
+
 def unheld(draw: random.Random, first: int) -> Round:
     """Nothing depends on timing: five requests, one of them given up by its client, the first of several
-    chunks.
+    chunks. None is read before all is sent, so what lands in the pages of another has landed by then.
     """
     jobs = (
         Job(first, _tokens(draw, draw.randint(4, 7)), draw.randint(8, 30)),
         *(Job(first + i, _tokens(draw, draw.randint(1, 6)), draw.randint(8, 30)) for i in range(1, 4)),
         Job(first + 4, _tokens(draw, draw.randint(3, 6)), 12, abort_when=f"sender.taken:{first + 4}.0"),
     )
-    return Round(jobs, {}, first)
+    sent = ", ".join(f"prefill.over:{job.room}" for job in jobs)
+    return Round(jobs, {f"read.first:{job.room}.0": sent for job in jobs}, first)
 
 
 def late_foreign_write(draw: random.Random, first: int) -> Round:
     """A is aborted while a sender has one of its chunks in hand and those before it have landed; B gets its pages,
     arrives, and then A's chunk is posted.
     """
-    others = _others(draw, first, 2)
+    others, settled, _ = _settled(draw, first)
     a, b = first + 2, first + 3  # of different sender threads
     pages = draw.randint(4, 7)
-    chunk = draw.randrange(1, -(-pages // 2))
-    last = others[-1].room
+    chunk = draw.randrange(1, -(-pages // CHUNK_PAGES))
     jobs = (
         *others,
-        Job(
-            a,
-            _tokens(draw, pages),
-            8,
-            after=f"decode.arrived:{last}",
-            abort_when=f"wire.over:{a}.{chunk - 1}",
-        ),
+        Job(a, _tokens(draw, pages), 8, after=settled, abort_when=f"wire.over:{a}.{chunk - 1}"),
         Job(b, _tokens(draw, pages), draw.randint(8, 24), after=f"decode.over:{a}"),
     )
     rules = {
+        **_stay(others, f"decode.arrived:{b}"),
         **{f"wire.slice:{a}.{later}.0": f"wire.over:{a}.{later - 1}" for later in range(1, chunk)},
         f"wire.over:{a}.{chunk - 1}": f"sender.taken:{a}.{chunk}",
         f"sender.post:{a}.{chunk}": f"decode.arrived:{b}",
-        f"read.first:{b}.0": f"sender.done:{a}.{chunk}",
+        # Once nothing of A is in a sender's hands: it may have taken up another chunk meanwhile.
+        f"read.first:{b}.0": f"prefill.over:{a}",
     }
     return Round(jobs, rules, b, a)
 
 
 def sent_before_written(draw: random.Random, first: int) -> Round:
-    """The stream stops before a layer of one chunk until that chunk was sent."""
-    others = _others(draw, first, 2)
+    """The stream stops before a layer of one chunk until that chunk was sent; all others are sent once they are
+    written.
+    """
+    others, settled, _ = _settled(draw, first)
     room = first + 2
     pages = draw.randint(3, 6)
-    chunk = draw.randrange(-(-pages // 2))
+    job = Job(room, _tokens(draw, pages), draw.randint(8, 24), after=settled)
+    chunk = draw.randrange(_chunks(job))
     layer = draw.randrange(LAYERS)
-    job = Job(room, _tokens(draw, pages), draw.randint(8, 24), after=f"decode.arrived:{others[-1].room}")
-    return Round(
-        (*others, job), {f"forward.layer:{room}.{chunk}.{layer}": f"sender.done:{room}.{chunk}"}, room
-    )
+    every = [(one.room, index) for one in (*others, job) for index in range(_chunks(one))]
+    rules = {f"wire.slice:{r}.{c}.0": f"prefill.stored:{r}.{c}" for r, c in every if (r, c) != (room, chunk)}
+    rules[f"forward.layer:{room}.{chunk}.{layer}"] = f"sender.done:{room}.{chunk}"
+    return Round((*others, job), rules, room)
 
 
 def completion_early(draw: random.Random, first: int) -> Round:
     """The wire stops within the last chunk until decode has read the request for the first time."""
-    others = _others(draw, first, 2)
+    others, settled, rules = _settled(draw, first)
     room = first + 2
     pages = draw.randint(3, 6)
-    chunk = -(-pages // 2) - 1
+    job = Job(room, _tokens(draw, pages), draw.randint(60, 70), after=settled)
     layer = draw.randrange(1, LAYERS)
-    job = Job(room, _tokens(draw, pages), draw.randint(60, 70), after=f"decode.arrived:{others[-1].room}")
-    return Round((*others, job), {f"wire.slice:{room}.{chunk}.{layer}": f"read.over:{room}"}, room)
+    rules[f"wire.slice:{room}.{_chunks(job) - 1}.{layer}"] = f"read.over:{room}"
+    return Round((*others, job), rules, room)
 
 
 def torn_block_table(draw: random.Random, first: int) -> Round:
     """The last step of the first request in the batch stops before a layer until the next step's table is
-    filled.
+    filled. The other one ends alone: no step comes after it.
     """
     room, other = first, first + 1
     layer = draw.randrange(LAYERS)
     pages = draw.randint(2, 6)
     jobs = (
         Job(room, _tokens(draw, pages), draw.randint(30, 40)),
-        *_others(draw, other, 2, after=f"decode.arrived:{room}"),
+        *_others(draw, other, 1, after=f"decode.arrived:{room}"),
     )
     return Round(jobs, {f"read.last:{room}.{layer}": f"step.left:{room}"}, room)
 
 
-def _settled(draw: random.Random, first: int) -> tuple[tuple[Job, ...], str]:
-    """Two requests that stay, and the flag that both have arrived."""
-    one, two = _others(draw, first, 2)
-    return (one, replace(two, after=f"decode.arrived:{one.room}")), f"decode.arrived:{two.room}"
-
-
 def wrong_page_id_space(draw: random.Random, first: int) -> Round:
-    """Nothing is held. With a small pool the sender's ids are pages that decode has given to nobody; with a larger one
-    some are other requests' pages, or others of the same request.
+    """As :func:`unheld`. With a small pool the sender's ids are pages that decode has given to nobody; with a larger
+    one some are other requests' pages, or others of the same request.
     """
     return replace(unheld(draw, first), sizes={"prefill_pages": draw.choice((16, 40, 44))})
 
 
 def source_overwritten(draw: random.Random, first: int) -> Round:
-    """The wire stops before a layer of A's last chunk until B, which was given A's pages, has stored into them."""
-    others, settled = _settled(draw, first)
+    """The wire stops before a layer of A's last chunk until B, which was given A's pages, has stored into them; B waits
+    for what goes before that layer.
+    """
+    others, settled, _ = _settled(draw, first)
     a, b = first + 2, first + 3
     pages = draw.randint(3, 7)
-    chunk = -(-pages // CHUNK_PAGES) - 1
     jobs = (
         *others,
         Job(a, _tokens(draw, pages), draw.randint(8, 24), after=settled),
         Job(b, _tokens(draw, pages), draw.randint(8, 24), after=f"prefill.over:{a}"),
     )
-    rules = {f"wire.slice:{a}.{chunk}.{draw.randrange(LAYERS)}": f"prefill.stored:{b}.{chunk}"}
+    chunk, layer = _chunks(jobs[-1]) - 1, draw.randrange(LAYERS)
+    rules = {f"wire.slice:{a}.{chunk}.{layer}": f"prefill.stored:{b}.{chunk}"}
+    before = [f"wire.over:{a}.{earlier}" for earlier in range(chunk)]
+    before += [f"wire.done:{a}.{chunk}.{lower}" for lower in range(layer)]
+    if before:
+        rules[f"forward.layer:{b}.0.0"] = ", ".join(before)
     # A right engine keeps A's pages until they are sent: B comes all the same, and gets others.
     twin = (*jobs[:-1], replace(jobs[-1], after=f"sender.post:{a}.{chunk}"))
     return Round(jobs, rules, a, b, twin=twin, twin_rules=rules)
@@ -158,37 +182,35 @@ def source_overwritten(draw: random.Random, first: int) -> Round:
 
 def component_late(draw: random.Random, first: int) -> Round:
     """The wire stops before the component until decode has read the request for the first time."""
-    others, settled = _settled(draw, first)
+    others, settled, rules = _settled(draw, first, apart=True)
     room = first + 2
-    pages = draw.randint(1, 6)
-    component = -(-pages // CHUNK_PAGES)
-    job = Job(room, _tokens(draw, pages), draw.randint(60, 70), after=settled)
+    job = Job(room, _tokens(draw, draw.randint(1, 6)), draw.randint(60, 70), after=settled)
+    component = _chunks(job)
     held = f"wire.slice:{room}.{component}.0"
     apart = draw.randint(1, LAYERS - 1)
     # A right engine reads the component no sooner than it is there.
-    twin_rules = {held: f"sender.done:{room}.{component - 1}"}
-    rules = {held: f"read.over:{room}"}
+    twin_rules = {**rules, held: f"sender.done:{room}.{component - 1}"}
+    rules = {**rules, held: f"read.over:{room}"}
     return Round((*others, job), rules, room, sizes={"apart": apart}, twin_rules=twin_rules)
 
 
 def failed_transfer_used(draw: random.Random, first: int) -> Round:
     """The sender loses its peer while it posts one chunk of one request."""
-    others, settled = _settled(draw, first)
+    others, settled, _ = _settled(draw, first)
     room = first + 2
-    pages = draw.randint(1, 6)
-    chunk = draw.randrange(-(-pages // CHUNK_PAGES))
-    job = Job(room, _tokens(draw, pages), draw.randint(8, 24), after=settled, outage=chunk)
+    job = Job(room, _tokens(draw, draw.randint(1, 6)), draw.randint(8, 24), after=settled)
+    job = replace(job, outage=draw.randrange(_chunks(job)))
     return Round((*others, job), {}, room)
 
 
 def local_clear(draw: random.Random, first: int) -> Round:
-    """Nothing is held: the last page of every prompt here is not full."""
+    """As :func:`unheld`: the last page of every prompt there is not full."""
     return replace(unheld(draw, first), sizes={"clears": True})
 
 
 def freed_page_referenced(draw: random.Random, first: int) -> Round:
     """C shares A's first pages; A ends, D gets them and arrives; then C reads for the first time."""
-    others, settled = _settled(draw, first)
+    others, settled, _ = _settled(draw, first)
     a, c, d = first + 2, first + 3, first + 4
     pages, alike = draw.randint(3, 6), draw.randint(1, 2)
     jobs = (
@@ -201,6 +223,9 @@ def freed_page_referenced(draw: random.Random, first: int) -> Round:
         Job(d, _tokens(draw, pages), draw.randint(30, 40), after=f"decode.over:{a}"),
     )  # fmt: skip
     rules = {
+        # They begin with A, which is over long before them.
+        **{f"read.first:{job.room}.0": f"decode.arrived:{a}" for job in others},
+        **_stay(others, f"decode.arrived:{d}"),
         f"read.last:{a}.0": f"decode.shared:{c}",
         f"sender.post:{c}.0": f"decode.over:{a}",
         f"read.first:{c}.0": f"decode.arrived:{d}",
@@ -219,17 +244,18 @@ def padding_row_written(draw: random.Random, first: int) -> Round:
 
 def metadata_mix_up(draw: random.Random, first: int) -> Round:
     """The wire stops before A's metadata until B, which was given A's slot, has filled it."""
-    others, settled = _settled(draw, first)
+    others, settled, _ = _settled(draw, first)
     a, b = first + 2, first + 3  # of different sender threads
-    pages = draw.randint(1, 6)
-    chunk = -(-pages // CHUNK_PAGES) - 1
     jobs = (
         *others,
-        Job(a, _tokens(draw, pages), draw.randint(8, 24), after=settled),
-        Job(b, _tokens(draw, draw.randint(1, 6)), draw.randint(8, 24), after=f"sender.post:{a}.{chunk}"),
+        Job(a, _tokens(draw, draw.randint(1, 6)), draw.randint(8, 24), after=settled),
+        Job(b, _tokens(draw, draw.randint(1, 6)), draw.randint(8, 24), after=f"metadata.freed:{a}"),
     )
+    chunk = _chunks(jobs[-2]) - 1
     rules = {f"wire.slice:{a}.{chunk}.{LAYERS}": f"metadata.written:{b}"}
-    return Round(jobs, rules, a, b, sizes={"metadata_slots": 8}, twin_rules=rules)
+    # A right engine keeps A's slot until it is sent: B comes all the same, and gets another.
+    twin = (*jobs[:-1], replace(jobs[-1], after=f"sender.post:{a}.{chunk}"))
+    return Round(jobs, rules, a, b, sizes={"metadata_slots": 8}, twin=twin, twin_rules=rules)
 
 
 #: Fault -> its round; all others are :func:`unheld`.

@@ -30,6 +30,8 @@ from replay.lab.control import Channel, Listener, Message
 ROLES = ("prefill", "decode")
 _LAST_LINES = 15
 _MOST_LINES = 200
+#: Seconds within which a process that is alive begins to tell its stacks, on a busy machine too.
+_STACKS_S = 20.0
 
 
 class LabError(Exception):
@@ -151,10 +153,14 @@ class Pair:
 
     def stacks(self) -> str:
         """What every thread of both processes is doing, for a round that does not end."""
-        for child in self._children.values():
-            if child.process.poll() is None:
-                child.process.send_signal(signal.SIGUSR1)
-        time.sleep(1.0)
+        asked = [child for child in self._children.values() if child.process.poll() is None]
+        before = {child.role: child.errors.stat().st_size for child in asked}
+        for child in asked:
+            child.process.send_signal(signal.SIGUSR1)
+        end = time.monotonic() + _STACKS_S
+        while time.monotonic() < end and any(c.errors.stat().st_size == before[c.role] for c in asked):
+            time.sleep(0.02)
+        time.sleep(1.0)  # for the rest of what they have begun to write
         told = []
         for child in self._children.values():
             lines = child.errors.read_text(errors="replace").splitlines()

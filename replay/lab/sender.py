@@ -254,12 +254,13 @@ class Sender:
             self._give_slot_back(transfer)
         if self.policy.tell == "posted" and chunk.last:
             self.tell_status(sequence, True)
-        if self.policy.hold_source == "posted" and chunk is sequence.chunks[-1] and chunk.last:
+        if self.policy.hold_source == "posted" and chunk.final:
             self._over("sent", sequence)
 
     def _give_slot_back(self, transfer: Transfer) -> None:
         if transfer.slots[0] >= 0:
             self.metadata.give_back(transfer.room, transfer.attempt, transfer.slots[0])
+            self.barriers.at("metadata.freed", transfer.room)
 
     def sent(self, chunk: Chunk, transfer: Transfer) -> None:
         """The transfer of one chunk is over."""
@@ -336,7 +337,7 @@ class Sender:
                 for index, (here, there) in enumerate(self._paired_layers(chunk))
             ]
         )
-        slot = self._metadata(chunk) if sequence.peer_slot >= 0 and chunk is sequence.chunks[-1] else -1
+        slot = self._metadata(chunk) if sequence.peer_slot >= 0 and chunk.final else -1
         if slot >= 0:
             there = self._remote_metadata + sequence.peer_slot * SLOT_BYTES
             addresses = np.array([self.metadata.address(slot)], np.uint64), np.array([there], np.uint64)
@@ -348,9 +349,7 @@ class Sender:
         )  # fmt: skip
 
     def _metadata(self, chunk: Chunk) -> int:
-        """A metadata slot that is filled for the chunk's request, -1 unless it is the last one."""
-        if not chunk.last:
-            return -1
+        """A metadata slot that is filled for the chunk's request."""
         key = chunk.sequence.key
         slot = self.metadata.take(*key)
         self.metadata.write(*key, slot)

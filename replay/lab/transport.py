@@ -164,6 +164,7 @@ class Transport(ABC):
 
     def finish(self, transfer: Transfer, part: Slice, state: str) -> None:
         """One slice is over (runs on the transport's thread)."""
+        self._barriers.at("wire.done", transfer.room, transfer.chunk, part.index)
         transfer.left -= 1
         if state != "done":
             transfer.error = state

@@ -117,7 +117,10 @@ def test_ctrl_c_ends_the_children_and_exits_130(tmp_path: Path) -> None:
     assert process.stderr is not None
     line = process.stderr.readline()
     assert "at a time" in line
-    time.sleep(0.7)
+    end = time.monotonic() + 60
+    while len(list(tmp_path.glob("demo/capture-4/*.journal"))) < 2:  # both are in the round
+        assert time.monotonic() < end, "the round does not begin"
+        time.sleep(0.02)
     children = _children(process.pid)
     assert len(children) >= 2
     process.send_signal(signal.SIGINT)

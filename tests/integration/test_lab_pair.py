@@ -275,8 +275,9 @@ def test_a_round_that_does_not_end_tells_every_thread_and_the_next_round_runs(tm
     """The scheduler of decode waits for a flag that nobody raises."""
     (tmp_path / "flags").mkdir()
     stuck = small(
-        requests=2, timeout_s=3.0, flags=str(tmp_path / "flags"), rules={"decode.arrived:7000": "never"}
-    )
+        requests=2, impatient=0.0, timeout_s=3.0,
+        flags=str(tmp_path / "flags"), rules={"decode.arrived:7000": "never"},
+    )  # fmt: skip
     with Pair() as pair:
         with pytest.raises(LabError, match=r"rooms \[7000.*did not end within 3 s") as caught:
             pair.run(stuck)
