@@ -84,7 +84,7 @@ def _numbers(ax: Axes, values: Any, drawn: Any, *, error: bool) -> None:
             continue
         red, green, blue, _ = drawn.cmap(drawn.norm(max(value, 1e-4) if error else value))
         light = 0.299 * red + 0.587 * green + 0.114 * blue > 0.5
-        text = (f"{value:.2g}" if value < 1000 else f"{value:.0e}") if error else f"{100 * value:.0f} %"
+        text = short(value) if error else f"{100 * value:.0f} %"
         ax.text(
             step,
             layer,
@@ -94,3 +94,19 @@ def _numbers(ax: Axes, values: Any, drawn: Any, *, error: bool) -> None:
             fontsize=7,
             color=style.ON_LIGHT if light else style.ON_DARK,
         )
+
+
+_RAISED = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
+
+
+def short(value: float) -> str:
+    """A number that is not negative with two digits that count, in seven characters at most."""
+    if 0 < value < 1e-3:
+        return "<0.001"
+    if value < 99.5:
+        return f"{value:.2g}"
+    rounded = float(f"{value:.1e}")
+    if rounded < 1e6 or not np.isfinite(value):
+        return f"{rounded:,.0f}"
+    digits, exponent = f"{value:.0e}".split("e")
+    return f"{digits}×10{str(int(exponent)).translate(_RAISED)}"

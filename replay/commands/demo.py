@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from replay.commands.output import Progress, to_json, write_new
+from replay.commands.output import Progress, paragraph, to_json, write_new
 from replay.lab.faults import FAULTS
 from replay.words import counted
-from replay.writing import check_folder, writing
+from replay.writing import WriteError, check_folder, writing
 
 if TYPE_CHECKING:
     from replay.lab.config import LabConfig
@@ -77,7 +77,7 @@ def _list_faults(ctx: click.Context, _: click.Parameter, value: bool) -> None:
         return
     width = max(map(len, FAULTS))
     for fault in FAULTS.values():
-        click.echo(f"{fault.kind:<{width}}  {fault.about}")
+        click.echo(paragraph(fault.about, f"{fault.kind:<{width}}  ", " " * (width + 2)))
     ctx.exit()
 
 
@@ -152,7 +152,8 @@ def command(
         click.echo()
         names = ("trace.h5", "stages.png", "summary.json")
         written = [path for path in (out / name for name in names) if path.exists()]
-        click.echo(f"Written: {', '.join(map(str, written))}. Try: replay {out / 'trace.h5'} --verbose")
+        click.echo(paragraph(f"Written: {', '.join(map(str, written))}.", "", "  "))
+        click.echo(f"Try: replay {out / 'trace.h5'} --verbose")
     return exit_code(chosen.verdict)
 
 
@@ -201,6 +202,12 @@ def _level(config: LabConfig, concurrency: int, out: Path, say: _Say, *, last: b
                 raise
     except TransportError as error:
         raise click.UsageError(str(error)) from None
+    if not any(path.stat().st_size for path in folder.glob("*.journal")):
+        raise WriteError(
+            folder,
+            "nothing of the recording could be written",
+            "Make room on the disk, or choose another place",
+        )
     say(f"{concurrency} at a time: done in {result.stats['seconds']:.0f} s; judging")
     trace_path = out / "trace.h5"
     source = folder
@@ -262,7 +269,8 @@ def _rates(levels: list[Level]) -> list[str]:
             f"({share}); the replay names {counted(level.named, 'request')}"
         )
     sample = f"{counted(done[1]['store'], 'page')} stored and {done[0]['read']} read"
-    lines.append(f"{sample} by the Triton kernels on the interpreter, all others by their torch twins")
+    text = f"{sample} by the Triton kernels on the interpreter, all others by their torch twins"
+    lines.append(paragraph(text, "", "  "))
     return lines
 
 
@@ -272,9 +280,11 @@ class _Say:
     def __init__(self, quiet: bool) -> None:
         self.on = not quiet
         self._began = time.monotonic()
+        self._noted = ""
 
     def __call__(self, line: str, note: str = "") -> None:
         if self.on:
             click.echo(f"[{time.monotonic() - self._began:5.1f} s] {line}", err=True)
-        if note:
+        if note and note != self._noted:
+            self._noted = note
             print(f"replay: {note}", file=sys.stderr)  # noqa: T201  # worth knowing even with --quiet

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from replay.commands.output import to_json
+from replay.commands.output import WIDTH, paragraph, to_json
 
 if TYPE_CHECKING:
     from replay.classify.base import Kind
 
 SCHEMA = "kv-replay/explain/1"
-_WIDTH = 80
 
 
 @click.command()
@@ -46,7 +46,28 @@ def command(kind: tuple[str, ...], as_json: bool) -> None:
     if as_json:
         click.echo(to_json({"schema": SCHEMA, **_json(code, NAMED.get(code)), "page": page(code)}))
         return
-    click.echo(page(code).rstrip() + "\n\n" + _claims(code, NAMED.get(code)))
+    click.echo(_narrow(page(code)) + "\n\n" + _claims(code, NAMED.get(code)))
+
+
+_ITEM = re.compile(r"(- |\d+\. )")
+
+
+def _narrow(page: str) -> str:
+    """A page's Markdown in lines of 80 columns; a table of two columns becomes a list."""
+    lines: list[str] = []
+    for block in page.strip().split("\n\n"):
+        if block.startswith("|"):
+            rows = [[cell.strip() for cell in row.strip("| ").split(" | ")] for row in block.splitlines()[2:]]
+            lines += [paragraph(": ".join(row), "- ", "  ") for row in rows]
+        elif _ITEM.match(block):
+            for item in re.split(r"\n(?=- |\d+\. )", block):
+                mark = _ITEM.match(item)
+                assert mark is not None
+                lines.append(paragraph(" ".join(item[mark.end() :].split()), mark[0], " " * len(mark[0])))
+        else:
+            lines.append(paragraph(block))
+        lines.append("")
+    return "\n".join(lines[:-1])
 
 
 def _listing() -> str:
@@ -74,19 +95,19 @@ def _claims(code: str, kind: Kind | None) -> str:
         stages = " or ".join(VOCABULARY[code][1])
         lines += textwrap.wrap(
             f"Not named by this version: reported as unclassified at its stage ({stages}), with the bytes.",
-            _WIDTH,
+            WIDTH,
         )
         return "\n".join(lines)
     lines += ["| mode | best claim |", "|---|---|"]
     lines += [f"| `{mode}` | {kind.best[mode] or 'not named'} |" for mode in MODES]
     for label, text in (("Named where", kind.shows), ("`certain` also asks for", kind.certain)):
-        lines += ["", *textwrap.wrap(f"{label}: {text}.", _WIDTH, break_on_hyphens=False)]
+        lines += ["", *textwrap.wrap(f"{label}: {text}.", WIDTH, break_on_hyphens=False)]
     if kind.rivals:
         lines.append("")
         for other, what in kind.rivals:
             name = VOCABULARY[other][0] if other in VOCABULARY else ""
             text = f"- {other} {name}: {what}".replace("  ", " ")
-            lines += textwrap.wrap(text, _WIDTH, subsequent_indent="  ", break_on_hyphens=False)
+            lines += textwrap.wrap(text, WIDTH, subsequent_indent="  ", break_on_hyphens=False)
     return "\n".join(lines)
 
 

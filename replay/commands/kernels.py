@@ -8,7 +8,7 @@ import click
 
 from capture_hooks.layouts import LAYOUTS
 from replay.commands.kernel_names import check_kernels, kernel_name
-from replay.commands.output import Progress, to_json
+from replay.commands.output import Progress, paragraph, to_json
 from replay.verdict import EXIT_CLEAN, EXIT_DIVERGENT, EXIT_INCONCLUSIVE
 from replay.words import counted, verb
 
@@ -145,8 +145,9 @@ def command(
         }
         click.echo(to_json(body))
         return code
-    _show_stores(stores)
-    _show_reads(reads)
+    wide = max(map(len, [*(r.kernel for r in stores), *(r.kernel for r in reads)])) + 2
+    _show_stores(stores, wide)
+    _show_reads(reads, wide)
     _show_end(stores, reads, verbose)
     return code
 
@@ -154,25 +155,28 @@ def command(
 def _show_casts(casts: Any) -> None:
     click.echo(f"Casts and dot products: {casts.engine}")
     for conversion in casts.conversions:
-        detail = f"  {conversion.detail}" if conversion.detail else ""
-        click.echo(f"  {'right' if conversion.right else 'WRONG':<6} {conversion.name:<22}{detail}".rstrip())
-    if casts.wrong:
+        head = f"  {'right' if conversion.right else 'WRONG':<6} {conversion.name:<22} "
         click.echo(
-            "  The kernels of this package use none of the wrong ones; a user's kernel that does is not judged."
+            paragraph(conversion.detail, head, " " * len(head)) if conversion.detail else head.rstrip()
         )
+    if casts.wrong:
+        text = (
+            "The kernels of this package use none of the wrong ones; a user's kernel that does is not judged."
+        )
+        click.echo(paragraph(text, "  "))
 
 
 def _number(value: float) -> str:
     return f"{value:.2g}" if value == value and abs(value) != float("inf") else "inf"
 
 
-def _show_stores(results: list[Any]) -> None:
+def _show_stores(results: list[Any], wide: int) -> None:
     click.echo("\nStore against the reference (error: largest distance over its bound)")
     click.echo(
-        f"  {'kernel':<24}{'format':<8}{'rows':>8}{'error':>9}{'wrong':>7}{'unequal':>9}{'seconds':>9}"
+        f"  {'kernel':<{wide}}{'format':<8}{'rows':>8}{'error':>9}{'wrong':>7}{'unequal':>9}{'seconds':>9}"
     )
     for r in results:
-        line = f"  {r.kernel:<24}{r.format:<8}{r.rows:>8,}"
+        line = f"  {r.kernel:<{wide}}{r.format:<8}{r.rows:>8,}"
         if r.status == "not judged":
             click.echo(f"{line}  not judged")
             continue
@@ -181,12 +185,12 @@ def _show_stores(results: list[Any]) -> None:
         )
 
 
-def _show_reads(results: list[Any]) -> None:
-    click.echo("\nRead against the reference (error: largest error over its bound; top-512: least Jaccard)")
-    columns = f"{'kernel':<24}{'format':<8}{'batch':>5}  {'lengths':<9}{'rows':>8}"
+def _show_reads(results: list[Any], wide: int) -> None:
+    click.echo("\nRead against the reference (error: the largest over its bound; top-512: Jaccard)")
+    columns = f"{'kernel':<{wide}}{'format':<8}{'batch':>5}  {'lengths':<9}{'rows':>8}"
     click.echo(f"  {columns}{'error':>9}{'wrong':>7}{'top-512':>9}{'seconds':>9}")
     for r in results:
-        line = f"  {r.kernel:<24}{r.format:<8}{r.batch:>5}  {r.lengths:<9}{r.rows:>8,}"
+        line = f"  {r.kernel:<{wide}}{r.format:<8}{r.batch:>5}  {r.lengths:<9}{r.rows:>8,}"
         if r.status == "not judged":
             click.echo(f"{line}  not judged")
             continue

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from replay.commands.output import Progress, check_new, whole_file
+from replay.commands.output import Progress, check_new, paragraph, whole_file
 from replay.commands.timeline import owner_of, page_name, request_name
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def _list_kinds(ctx: click.Context, _: click.Parameter, value: bool) -> None:
     if not value or ctx.resilient_parsing:
         return
     for name, about in KINDS.items():
-        click.echo(f"{name:<10} {about}")
+        click.echo(paragraph(about, f"{name:<10} ", " " * 11))
     ctx.exit()
 
 

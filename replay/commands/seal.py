@@ -43,6 +43,8 @@ def command(journals: tuple[Path, ...], out: Path | None, force: bool) -> int:
         inside = sorted(path.glob(f"*{JOURNAL_SUFFIX}")) if path.is_dir() else [path]
         if not inside:
             raise click.UsageError(f"there is no journal in '{path}'.")
+        if path.suffix == TRACE_SUFFIX:
+            raise click.UsageError(f"'{path}' is a trace already: every command reads it as it is.")
         chosen += [journal for journal in inside if journal not in chosen]
     if out is not None:
         check_new(out, force)

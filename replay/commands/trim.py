@@ -37,7 +37,8 @@ def _ranges(_: click.Context, param: click.Parameter, value: tuple[str, ...]) ->
 )
 @click.option("--layer", "layers", metavar="N", multiple=True, callback=_ranges, help="Layers.")
 @click.option("--page", "pages", metavar="N", multiple=True, callback=_ranges, help="Logical pages.")
-@click.option("--stage", "stages", type=click.Choice(STAGES), multiple=True, help="Stages of the ladder.")
+@click.option("--stage", "stages", metavar="STAGE", type=click.Choice(STAGES), multiple=True,
+              help=f"Stages of the ladder: {', '.join(STAGES)}.")  # fmt: skip
 @click.option(
     "--last",
     metavar="SECONDS",

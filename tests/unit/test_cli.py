@@ -17,6 +17,7 @@ import click
 import pytest
 
 from replay import cli
+from replay.classify.base import VOCABULARY
 from replay.commands.output import Progress, write_new
 from replay.verdict import Verdict
 
@@ -280,6 +281,12 @@ def test_each_command_is_a_click_command_with_help(name: str) -> None:
 
     assert isinstance(command, click.Command)
     assert command.help
+    shown = command.get_help(
+        click.Context(
+            command, info_name=f"replay {name}", terminal_width=80, help_option_names=["-h", "--help"]
+        )
+    )
+    assert max(map(len, shown.splitlines())) <= 80
 
 
 def test_a_closed_pipe_is_quiet() -> None:
@@ -405,6 +412,54 @@ def test_output_that_goes_to_a_full_disk_is_told_as_such(args: str) -> None:
 
     told = "replay: cannot write the output: the disk where it goes is full. Make room on it\n"
     assert (done.returncode, done.stderr) == (2, told)
+
+
+@pytest.mark.parametrize(
+    "args", [["demo", "--list-faults"], ["plot", "--list-kinds"], *(["explain", code] for code in VOCABULARY)]
+)
+def test_what_people_read_fits_into_80_columns(args: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(args) == 0
+
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert not any("  " in line.lstrip() for line in lines if args[0] == "explain")
+
+
+def test_a_demo_whose_disk_is_full_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Pair:
+        transport, note = "tcp", "a note"
+
+        def __init__(self, environ: dict[str, str], transport: str) -> None:
+            (Path(environ["KV_REPLAY_CAPTURE"]) / "decode-0-aa.journal").touch()
+
+        def __enter__(self) -> Pair:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+        def run(self, config: object) -> object:
+            return types.SimpleNamespace(stats={"seconds": 1.0})
+
+    monkeypatch.setattr("replay.lab.run.Pair", Pair)
+
+    assert cli.run(["demo", "-q", "-o", str(tmp_path / "demo")]) == 2
+
+    said = capsys.readouterr().err
+    assert f"cannot write '{tmp_path / 'demo' / 'capture-4'}': nothing of the recording" in said
+    assert "Make room on the disk" in said
+
+
+def test_a_note_of_the_demo_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
+    from replay.commands.demo import _Say
+
+    say = _Say(quiet=True)
+    for note in ("no NIXL", "", "no NIXL"):
+        say("a line", note)
+
+    assert capsys.readouterr().err == "replay: no NIXL\n"
 
 
 @pytest.mark.parametrize("name", cli.available())

@@ -81,6 +81,7 @@ def test_a_users_wrong_kernels_are_found(folder: Path) -> None:
         done.stdout.index(words) for words in ("Casts and dot products", "Store against", "Read against")
     ]
     assert order == sorted(order)
+    assert max(map(len, done.stdout[: order[1]].splitlines())) <= 80
     lines = {line.split()[0]: line for line in done.stdout.splitlines() if line.strip()}
     assert lines["mine:wrong"].endswith("WRONG: top-k of 1 request does not follow from its logits")
     assert int(lines["mine:wrong"].split()[6]) > 300  # rows outside their bound

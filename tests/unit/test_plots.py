@@ -12,6 +12,7 @@ import pytest
 from analysis.diff import JUDGED, SNAPSHOTS, StageGrid, State, busiest_request, stage_grid
 from analysis.plots import save
 from analysis.plots import stage_grid as draw
+from analysis.plots.reads import short
 from replay import cli
 from replay.trace.builder import TraceBuilder
 from replay.trace.reader import Trace, open_trace
@@ -273,3 +274,14 @@ def test_the_command_refuses_what_it_cannot_draw(
 
     assert cli.run(["plot", str(trace), *args]) == 2
     assert [entry.name for entry in tmp_path.iterdir()] == ["t.h5"]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.0, "0"), (1e-5, "<0.001"), (0.0086, "0.0086"), (1.26, "1.3"), (99.4, "99"), (99.6, "100"), (152.0, "150"),
+        (20_480.0, "20,000"), (987_654.0, "990,000"), (1.9e6, "2×10⁶"), (3e38, "3×10³⁸"), (np.inf, "inf"),
+    ],
+)  # fmt: skip
+def test_errors_of_logits_are_written_as_people_write_them(value: float, text: str) -> None:
+    assert short(value) == text

@@ -184,6 +184,9 @@ def test_seal_seals_a_folder_beside_the_journals_or_into_one_file(
     assert code == 2
     assert "--force" in err
     assert call(capsys, "seal", tmp_path, "-o", one, "--force")[0] == 0
+    code, _, err = call(capsys, "seal", one)
+    assert code == 2
+    assert "is a trace already" in err
 
 
 def test_seal_goes_on_after_a_journal_that_cannot_be_read(
