@@ -31,6 +31,8 @@ NEWER = {
     "NixlKVManager._await_handles",
     "SchedulerDisaggregationDecodeMixin._handle_kv_checksum_mismatch",
     "SchedulerDisaggregationDecodeMixin._verify_kv_checksums",
+    "setter_index_k_norm_rope_pack_store",
+    "setter_index_k_rope_pack",
 }
 
 
@@ -93,7 +95,8 @@ def test_a_function_that_is_replaced_while_the_server_runs_is_told(found: dict[s
 
 
 def test_arguments_that_bring_other_writers_are_there(found: dict[str, Any]) -> None:
-    newer = {"enable_nvidia_megakernel"} if found["layout"][1] == "0.5.16" else set()
+    later = {"enable_nvidia_megakernel", "enable_unified_cache_external_linker"}
+    newer = later if found["layout"][1] == "0.5.16" else set()
     assert set(OTHERS) - set(found["arguments"]) == newer
 
 

@@ -210,10 +210,12 @@ def test_a_writer_that_is_not_hooked_closes_the_rung_of_the_store(tmp_path: Path
     assert ("read" in covered) == (argument != REPLACED)
 
 
-@pytest.mark.parametrize("way", ["none", "setter", "layer", "latent layer", "gathered"])
+@pytest.mark.parametrize("way", ["none", "setter", "pack", "pack by place", "pack into no cache", "layer",
+                                 "latent layer", "gathered", "resumed"])  # fmt: skip
 def test_what_passes_a_hook_by_closes_its_rung(tmp_path: Path, way: str) -> None:
     recorder = Recorder(Options(capture=tmp_path, seal=False), Process(role="server"))
-    session: Any = FakeEngine(recorder).session
+    engine = FakeEngine(recorder)
+    session: Any = engine.session
     steps = Steps(session)
     stores, reads = StoreHooks(session, steps), ReadHooks(session, steps)
     for name, what in (("store", "store"), ("read_deep_gemm", "read"), ("read_layer", "top-k")):
@@ -222,17 +224,27 @@ def test_what_passes_a_hook_by_closes_its_rung(tmp_path: Path, way: str) -> None
     steps.now = step
     if way == "setter":
         stores.tripwire("set_index_k_fused")()
+    elif way.startswith("pack"):
+        given = {"pack": {"cache": 1}, "pack into no cache": {"cache": None}}.get(way, {})
+        stores.packs("index_k_rope_pack")(*range(7 if way == "pack by place" else 3), **given)
+    elif way == "resumed":  # decode gave its pages back, and loads them again by itself
+        req = engine.start(8, 40, 1)
+        session.requests.close(req.held)
+        session.role, engine.reqs, steps.now = "decode", [req], None
+        engine.step([req], [40])
+        steps._batch = [req]
+        assert steps._rows(engine.batch) == []
     elif way == "gathered":
         reads.gathered()
-    elif way != "none":
+    elif "layer" in way:
         stores.layer(lambda **_: None, compressor=SimpleNamespace(is_in_indexer=way == "layer"))
     recorder.close()
     with JournalReader(recorder.path) as journal:
         last = {event.name: event.complete for _, event in journal if isinstance(event, Hook)}
     assert last == {
-        "sglang.store": way not in ("setter", "layer"),
-        "sglang.read_deep_gemm": way != "gathered",
-        "sglang.read_layer": way != "gathered",
+        "sglang.store": way not in ("setter", "pack", "pack by place", "layer", "resumed"),
+        "sglang.read_deep_gemm": way not in ("gathered", "resumed"),
+        "sglang.read_layer": way not in ("gathered", "resumed"),
     }
 
 

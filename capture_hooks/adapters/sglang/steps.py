@@ -166,6 +166,8 @@ class Steps:
         rows, start = [], 0
         for index, req in enumerate(reqs):
             held = self.session.scheduler.of(req)
+            if held is None and self.session.role == "decode":
+                self.unseen("a request that had given its pages back runs again: it is not followed any more")
             if held is not None and not held.mark:
                 rows.append(Row(index, held, before[index], before[index] + added[index], start))
             start += added[index]

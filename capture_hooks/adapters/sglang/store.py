@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 _COMPRESSOR = "layers.attention.dsv4.compressor_v2"
 _POOL = "mem_cache.deepseek_v4_memory_pool"
 _SETTERS = ("set_index_k_fused", "set_index_k_fp4", "set_index_k_scale_buffer")
+#: Kernels that write keys of the low compress ratios (fp4), each in its module.
+_PACKERS = {"index_k_norm_rope_pack_store": "fp4_indexer_rope", "index_k_rope_pack": "fp4_indexer"}
 
 HOOKS: tuple[Target, ...] = (
     Target("store", "store", at(_COMPRESSOR, "compress_norm_rope_store"), takes=("kv", "plan")),
@@ -46,6 +48,15 @@ HOOKS: tuple[Target, ...] = (
         Target(f"setter_{name}", "other writers", at(_POOL, f"DeepSeekV4TokenToKVPool.{name}"))
         for name in _SETTERS
     ),
+    *(
+        Target(
+            f"setter_{name}",
+            "other writers",
+            {"0.5.23": f"sglang.kernels.ops.attention.dsv4.{module}:{name}"},
+            takes=("cache",),
+        )
+        for name, module in _PACKERS.items()
+    ),
 )
 
 #: Arguments of a server that bring writers which are not hooked.
@@ -53,9 +64,13 @@ OTHERS = {
     "enable_hierarchical_cache": "pages loaded back from the host",
     "enable_memory_saver": "memory that is released and resumed",
     "enable_hisparse": "pages swapped in from the host",
+    "enable_lmcache": "pages loaded by LMCache",
+    "enable_unified_cache_external_linker": "pages loaded from another store",
+    "disaggregation_decode_enable_offload_kvcache": "pages loaded back from where decode put them",
     REPLACED: "another plug-in's kernels",
 }
 _UNCOPIED = "a CUDA graph was replayed whose stores are not copied out of it"
+_CACHE_PLACE = 6  #: place of ``cache`` among what ``index_k_norm_rope_pack_store`` is given
 #: Elements of a row of index-K; rows of the latent cache have more.
 _HEAD_DIM = 128
 _ROPE_DIM = 64
@@ -68,6 +83,8 @@ def install(session: Session) -> None:
     session.patches.wrap("store_layer", around=hooks.layer)
     for name in _SETTERS:
         session.patches.wrap(f"setter_{name}", before=hooks.tripwire(name))
+    for name in _PACKERS:
+        session.patches.wrap(f"setter_{name}", before=hooks.packs(name))
 
 
 class StoreHooks:
@@ -104,6 +121,16 @@ class StoreHooks:
             self.incomplete(f"{name} was called: it writes past the hook on the store")
 
         return tripped
+
+    def packs(self, name: str) -> Callable[..., None]:
+        """The body of a hook on a kernel of the low compress ratios, which writes where it is given a cache."""
+        tripped = self.tripwire(name)
+
+        def packing(*args: Any, cache: Any = None, **_: Any) -> None:
+            if cache is not None or len(args) > _CACHE_PLACE:
+                tripped()
+
+        return packing
 
     def layer(self, original: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
         """Around the compressor of one layer: it must come to the hooked store."""
