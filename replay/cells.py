@@ -106,7 +106,7 @@ def build_cells(timeline: Timeline, copies: Copies | None = None) -> Cells:
     own_rows, own_cell = own_rows[by_cell], own_cell[by_cell]
     reads = reads[np.lexsort((snaps.seq[reads], snaps.process[reads]))]
     read_cell = np.searchsorted(universe, key[reads])
-    _adopt_shared(timeline, stage, reads, read_cell)
+    _adopt_shared(timeline, stage, reads, read_cell, universe)
     stage["CP"] = _last(snaps.seq, source_key, copied, cell_key)
     _follow_copies(timeline, copies or Copies(timeline), process, stage)
     rows_per_page = np.array([_rows_per_page(timeline, int(s)) for s in range(len(timeline.slots))] or [0])
@@ -168,34 +168,57 @@ def _stored_before(timeline: Timeline, row: int) -> int:
     return found if found >= 0 and int(snaps.seq[found]) > since else -1
 
 
-def _adopt_shared(timeline: Timeline, stage: dict[str, I64], reads: I64, read_cell: I64) -> None:
+def _adopt_shared(
+    timeline: Timeline, stage: dict[str, I64], reads: I64, read_cell: I64, universe: I64
+) -> None:
     """A page shared on the reading side arrived once, for its first owner: take that RC (or ST) for the others."""
     snaps, shared = timeline.snapshots, timeline.owners.shared_pages
     if not shared or not len(reads):
         return
     first = np.full(len(stage["RC"]), -1, np.int64)
     first[read_cell[::-1]] = reads[::-1]
-    for number in np.flatnonzero((stage["RC"] < 0) & (first >= 0)).tolist():
+    numbers = np.flatnonzero((stage["RC"] < 0) & (first >= 0))
+    # In order: an owner may have shared the page of another before it was given up and loaded back as its own.
+    for number in numbers[np.argsort(snaps.seq[first[numbers]], kind="stable")].tolist():
         row = int(first[number])
         if (int(snaps.process[row]), int(snaps.request[row]), int(snaps.page[row])) in shared:
-            stage["RC"][number] = _arrived_for_owner(timeline, row)
+            stage["RC"][number] = _arrived_for_owner(timeline, row, universe, stage["RC"])
             if stage["ST"][number] < 0 and stage["SE"][number] < 0 and stage["SE+"][number] < 0:
                 stage["ST"][number] = _stored_for_owner(timeline, row)
 
 
-def _arrived_for_owner(timeline: Timeline, row: int) -> int:
-    """The RC before a read that shows what the page's owner, when the reader was given a share of it, received."""
+def _arrived_for_owner(timeline: Timeline, row: int, universe: I64, arrived: I64) -> int:
+    """The RC before a read that shows what the page's owner, when the reader was given a share of it, received.
+
+    Where nothing arrived for the owner in this page since it was given it, the owner brought the page from elsewhere
+    (it was given up and loaded back): then what arrived for it as the same logical page, by ``arrived``, the RC of each
+    cell of ``universe``.
+    """
     snaps = timeline.snapshots
     last = _before(timeline, "RC", row)
     process, page = int(snaps.process[row]), int(snaps.page[row])
     mine = timeline.owners.alloc_row(process, int(snaps.request[row]), page, before=int(snaps.seq[row]))
-    if mine is None or last < 0:
+    if mine is None:
         return last
-    owner = timeline.owners.owner_before(process, page, int(timeline.owners.allocs.seq[mine]))
+    shared_at = int(timeline.owners.allocs.seq[mine])
+    owner = timeline.owners.owner_before(process, page, shared_at)
+    if owner < 0:
+        return last
     rows = snaps.at_place("RC", int(snaps.buffer[row]), page)
     rows = rows[(snaps.seq[rows] < snaps.seq[row]) & (snaps.moment[snaps.event[rows]] != "before")]
+    rows = rows[snaps.seq[rows] > timeline.owners.owned_since(process, page, shared_at)]
+    others = rows[(snaps.request[rows] != owner) & (snaps.seq[rows] < shared_at)].tolist()
+    for found in reversed(others):
+        if (process, int(snaps.request[found]), page) not in timeline.owners.shared_pages:
+            return int(found)  # the page had changed hands: that one's allocation was not seen
     rows = rows[snaps.request[rows] == owner]
-    return int(rows[-1]) if len(rows) else last
+    if len(rows):
+        return int(rows[-1])
+    own = timeline.cell(np.array([owner]), np.array([snaps.slot[row]]), snaps.logical[[row]])
+    key = int(own[0]) * max(1, len(timeline.trace.processes)) + process
+    number = min(int(np.searchsorted(universe, key)), len(universe) - 1)
+    found = int(arrived[number]) if int(universe[number]) == key else -1
+    return found if found >= 0 and int(snaps.seq[found]) < int(snaps.seq[row]) else -1
 
 
 def _stored_for_owner(timeline: Timeline, row: int) -> int:

@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from replay.order import line_numbers
-from replay.page_columns import I64, MAX_LOGICAL, PLACE, PageEvents, check_logical
-from replay.spans import Spans
+from replay.page_columns import I64, MAX_LOGICAL, PLACE, PageEvents, check_logical, column_at
+from replay.spans import Last, Spans
 
 if TYPE_CHECKING:
     from replay.trace.reader import Trace
@@ -70,49 +70,28 @@ class Owners:
         return frozenset(zip(*(c[rows].tolist() for c in columns), strict=True))
 
     @cached_property
-    def _given(self) -> tuple[I64, I64]:
-        """Sorted (process, request, logical) keys and the physical page last given for each."""
+    def _given(self) -> Last:
         allocs = self.allocs
         key = self._place(allocs.process, allocs.request, allocs.logical)
-        rows = np.flatnonzero(allocs.request >= 0)
-        rows = rows[np.lexsort((allocs.seq[rows], key[rows]))]
-        last = np.ones(len(rows), bool)
-        last[:-1] = key[rows][1:] != key[rows][:-1]
-        return key[rows][last], allocs.page[rows][last]
+        return Last(np.where(allocs.request >= 0, key, -1), allocs.seq)
 
     def given_pages(self, process: I64, request: I64, logical: I64) -> I64:
         """Physical page that the allocator last gave for each logical page, -1 where no record says."""
-        keys, pages = self._given
-        if not len(keys):
-            return np.full(len(process), -1, np.int64)
-        wanted = self._place(process, request, logical)
-        found = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
-        return np.where((keys[found] == wanted) & (request >= 0) & (logical >= 0), pages[found], -1)
-
-    @cached_property
-    def _given_again(self) -> dict[int, list[tuple[int, int]]]:
-        """Keys of logical pages that were given more than once: (sequence number, page), in sequence."""
-        allocs = self.allocs
-        key = self._place(allocs.process, allocs.request, allocs.logical)
-        rows = np.flatnonzero(allocs.request >= 0)
-        keys, count = np.unique(key[rows], return_counts=True)
-        several = np.isin(key[rows], keys[count > 1])
-        found: dict[int, list[tuple[int, int]]] = {}
-        for row in rows[several].tolist():
-            found.setdefault(int(key[row]), []).append((int(allocs.seq[row]), int(allocs.page[row])))
-        return {name: sorted(given) for name, given in found.items()}
+        return self._page_at(process, request, logical, np.full(len(process), np.iinfo(np.int64).max))
 
     def given_at(self, process: I64, request: I64, logical: I64, seq: I64) -> I64:
-        """As :meth:`given_pages`, as it was at sequence number ``seq``: a page may be exchanged for another."""
-        pages = self.given_pages(process, request, logical)
-        if not self._given_again:
-            return pages
-        wanted = self._place(process, request, logical)
-        again = np.isin(wanted, np.fromiter(self._given_again, np.int64))
-        for row in np.flatnonzero(again & (pages >= 0)).tolist():
-            before = [page for at, page in self._given_again[int(wanted[row])] if at < int(seq[row])]
-            pages[row] = before[-1] if before else -1
-        return pages
+        """As :meth:`given_pages`, as it was at sequence number ``seq``: a page may be exchanged for another.
+
+        -1 also where the page was not the request's any more: what it was given instead was not seen.
+        """
+        seq = np.asarray(seq, np.int64)
+        page = self._page_at(process, request, logical, seq)
+        return np.where(self.lost(process, request, page, seq), -1, page)
+
+    def _page_at(self, process: I64, request: I64, logical: I64, seq: I64) -> I64:
+        known = (request >= 0) & (logical >= 0)
+        key = np.where(known, self._place(process, request, logical), -1)
+        return np.where(known, column_at(self.allocs.page, self._given.before(key, seq)), -1)
 
     @cached_property
     def _away(self) -> Spans:

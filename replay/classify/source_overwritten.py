@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from replay.bisect import Case
 from replay.classify.base import Evidence, Explanation, Kind, claims, halves, span
+from replay.timeline import Timeline
 from replay.units import units_of
 from replay.verdict import Confidence, Donor, RunnerUp
 
@@ -53,12 +54,16 @@ def explain(case: Case, evidence: Evidence, bad: Bool, stage: str) -> Explanatio
             or int(timeline.owners.allocs.seq[theirs]) < int(timeline.owners.allocs.seq[mine])
         ):
             continue
+        order = timeline.order
+        if order.before(case.moment(stage), timeline.owners.allocs.moment_of(theirs)):
+            continue  # it was seen before the other had the page
         donor = units_of(timeline, snaps.content[[look]])[0]
-        explained = bad & (case.units[stage] == donor) if len(donor) == len(bad) else np.zeros(len(bad), bool)
+        if len(donor) != len(bad):
+            continue
+        explained = bad & (case.units[stage] == donor) & _stored_by(timeline, look, case.layout.rows)
         values, _ = halves(explained)
         if not values.any():
             continue
-        order = timeline.order
         after = order.before(stored, snaps.moment_of(look))
         given = order.before(timeline.owners.allocs.moment_of(mine), timeline.owners.allocs.moment_of(theirs))
         sure = (
@@ -83,3 +88,14 @@ def explain(case: Case, evidence: Evidence, bad: Bool, stage: str) -> Explanatio
             at_source=True,
         )
     return None
+
+
+def _stored_by(timeline: Timeline, look: int, count: int) -> Bool:
+    """Units of a look after a store, of a page of ``count`` rows, that its request has rows in.
+
+    The others are what was there before. A look that does not tell its length counts whole.
+    """
+    snaps = timeline.snapshots
+    rows = int(snaps.rows[look])
+    own = count if rows < 0 else rows - int(snaps.logical[look]) * count
+    return np.tile(np.arange(count) < own, 2)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from replay.verdict import Verdict
+from tests.scenarios import pattern
 from tests.scenarios.outcome import verdict_of
 from tests.scenarios.scene import Job, Scene
 from tests.scenarios.stories import begun, ended, ours
@@ -163,6 +164,20 @@ def test_f11_the_source_is_given_away_before_the_transfer_is_over(tmp_path: Path
     scene.arrive(thief)
     scene.read(thief)
     expect_named(verdict_of(scene), "F11", "source", pages=(1,))
+
+
+@KEEPS
+def test_f11_blames_no_later_owner_for_what_it_left_in_the_page(tmp_path: Path, keep: Any) -> None:
+    """Nobody saw who wrote over the source; its later owner has few rows, and the rest of the page stays as it was."""
+    scene = Scene(tmp_path, keep=keep)
+    job = begun(scene)
+    scene.prefill.memory[0][22] = pattern.page(5, 0, 1)
+    scene.send(job)
+    ended(scene, job)
+    scene.finish(job)
+    scene.healthy(Job(7001, 1, 18, [22], [12]))
+    (finding,) = verdict_of(scene).findings
+    assert (finding.code, finding.stage, finding.request.room) == ("unclassified", "source", job.room)
 
 
 @KEEPS
