@@ -43,10 +43,10 @@ def explain(case: Case, evidence: Evidence, bad: Bool, stage: str) -> Explanatio
         return None
     pieces = evidence.descriptors.pieces
     sent = np.unique(pieces.page[found.buffer])
+    rows, per_page = int(case.timeline.request_rows[case.request]), case.layout.rows
+    count = max(case.logical + 1, -(-rows // per_page))
     given = case.timeline.owners.given_pages(
-        np.full(case.logical + 1, case.process),
-        np.full(case.logical + 1, case.request),
-        np.arange(case.logical + 1),
+        np.full(count, case.process), np.full(count, case.request), np.arange(count)
     )
     inside = np.isin(given, sent)
     # The pages that were sent are the first ones: from some page on, none is.

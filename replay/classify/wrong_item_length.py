@@ -68,8 +68,8 @@ def explain(case: Case, evidence: Evidence, bad: Bool, stage: str) -> Explanatio
         return None
     covered = evidence.covers_sends_to(case.buffer.number, source.process)
     shift = _displacement(case, evidence, source_buffer, source_page)
-    if not covered and same_format and size in told and not shift:
-        return None  # the lengths told are right: what is missing may be another rank's slice, whose record was lost
+    if same_format and size in told and not shift:
+        return None  # the lengths told are right: parts are left out or repeated, or a rank's slice was not recorded
     sure = covered and bool((explained == bad).all())
     confidence: Confidence = "certain" if sure else "likely"
     used = ", ".join(str(length) for length in wrong) or str(source.layout.page_bytes)

@@ -86,8 +86,7 @@ def test_f06_parts_that_do_not_lie_side_by_side_are_no_slice_of_a_row(tmp_path: 
     scene = Scene(tmp_path, format="bf16", keep=keep)
     sent_in_parts(scene, [(at, at + 4096, at % 8192) for at in range(0, 16384, 4096)])
     (finding,) = verdict_of(scene).findings
-    assert finding.stage == "descriptor"
-    assert finding.code != "F06"
+    assert (finding.code, finding.stage, finding.confidence) == ("unclassified", "descriptor", "likely")
 
 
 def permuted_descriptors(name: str) -> list[Part]:

@@ -143,7 +143,17 @@ def test_a_source_that_changed_after_its_store_was_not_sent_before_it(tmp_path: 
     assert named(verdict_of(scene)) == {("unclassified", "source", "likely")}
 
 
-# F04, F05
+# F02, F04, F05
+
+
+@KEEPS
+def test_a_gap_in_the_list_is_no_list_that_ends_early(tmp_path: Path, keep: Any) -> None:
+    scene = Scene(tmp_path, keep=keep)
+    job = begun(scene)
+    scene.send(job, [0])
+    scene.send(job, [2])
+    ended(scene, job)
+    assert named(verdict_of(scene)) == {("unclassified", "descriptor", "likely")}
 
 
 @KEEPS
