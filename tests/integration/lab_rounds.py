@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from capture_hooks.events import Clock
 from capture_hooks.journal import JournalReader
 from replay.lab.config import LabConfig
 
@@ -43,6 +45,17 @@ def journals(folder: Path) -> dict[str, list[Any]]:
         assert reader.process is not None
         found[reader.process.role] = events
     return found
+
+
+def written(folder: Path) -> None:
+    """Wait until what was recorded so far is in the journals: a later proof of life stands behind it."""
+    now, end = time.monotonic_ns(), time.monotonic() + 20
+    while not all(
+        any(isinstance(event, Clock) and event.monotonic_ns > now for _, event in JournalReader(path))
+        for path in folder.glob("*.journal")
+    ):
+        assert time.monotonic() < end, "the journals are not written"
+        time.sleep(0.05)
 
 
 def of(events: list[Any], kind: type[Any]) -> list[Any]:

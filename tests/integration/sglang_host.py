@@ -315,6 +315,15 @@ class Endpoint:
             return {}
         return {"summary": found.patches.summary(), "fired": found.patches.fired, "version": found.version}
 
+    def looked(self, seconds: float = 20.0) -> bool:
+        """Wait until every later look that was asked for so far (30 ms) has been taken: they run in turn."""
+        from capture_hooks.adapters.sglang import plugin
+
+        done, found = threading.Event(), plugin.session()
+        if found is not None:
+            found.looks.later(0.1, done.set)
+        return found is None or done.wait(seconds)
+
     def end(self) -> None:
         """What an orderly end of the process does to the capture."""
         import capture_hooks

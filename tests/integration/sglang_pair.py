@@ -107,6 +107,11 @@ class Pair:
             begin = cut
         return self.prefill.wait(room=room), self.decode.wait(room=room)
 
+    def looked(self) -> None:
+        """Wait until the later looks at what has arrived, or was written, have been taken."""
+        assert self.prefill.looked()
+        assert self.decode.looked()
+
     def clear(self, room: int) -> None:
         """Both sides are done with the room."""
         self.prefill.clear(room=room)
@@ -142,6 +147,7 @@ class Host:
             )
             self._link = self._accept(listener, 120)
         if not self._link.poll(240):
+            self._process.kill()
             raise TimeoutError(f"SGLang is not imported after 240 s: {self.log.read_text()[-3000:]}")
         try:
             self.threads = self._link.recv()[1]

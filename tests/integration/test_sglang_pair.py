@@ -7,7 +7,6 @@ and reads are off, and a verdict says of those stages that they are not in its s
 from __future__ import annotations
 
 import json
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,7 +33,7 @@ from replay.judge import JudgeOptions, judge
 from replay.trace.reader import open_trace
 from replay.verdict import Verdict
 from tests.integration import sglang_pair
-from tests.integration.lab_rounds import journals, of
+from tests.integration.lab_rounds import journals, of, written
 
 VERSION = "0.5.23"
 TRANSFER = {"KV_REPLAY_TAPS": "send,receive", "KV_REPLAY_LATER_MS": "30"}
@@ -52,14 +51,9 @@ def verdict_of(folder: Path) -> Verdict:
         return judge(trace, JudgeOptions(sample=0))
 
 
-def look_later() -> None:
-    """Until the later looks (30 ms) of what arrived last have been taken."""
-    time.sleep(0.5)
-
-
 def misfits(folder: Path, capsys: pytest.CaptureFixture[str]) -> set[tuple[str, str]]:
     """What ``replay geometry`` says of the running pair: (kind, where)."""
-    time.sleep(0.5)  # what is recorded is in the journal within 200 ms
+    written(folder / "capture")
     code = run(["geometry", str(folder / "capture"), "--json"])
     listed = json.loads(capsys.readouterr().out)["hazards"]
     assert code == (1 if listed else 0)
@@ -137,10 +131,10 @@ def test_clean_transfers_whole_and_in_chunks(
         pair.decode.write(pages=destination, seed=2)
         old, sent = pair.decode.read(pages=destination), pair.prefill.read(pages=source)
         assert pair.transfer(7001, source, destination, 1000) == (4, 4)
-        look_later()
+        pair.looked()
         assert pair.decode.read(pages=destination) == sent
         assert pair.transfer(7002, [9, 3, 5], [20, 21, 22], 700, 1, 2) == (4, 4)
-        look_later()
+        pair.looked()
         pair.clear(7001)
         pair.clear(7002)
         infos = pair.prefill.buffers(), pair.decode.buffers()
@@ -229,7 +223,7 @@ def test_aborts_acknowledgements_and_rooms_used_again(host: sglang_pair.Host, tm
         pair.prefill.write(pages=[3, 5, 7, 9], seed=2)  # both rooms come again, on pages of the other
         assert pair.transfer(3, [7, 9], [5, 1], 400) == (4, 4)
         assert pair.transfer(2, [9], [4], 256) == (4, 4)
-        look_later()
+        pair.looked()
 
     verdict = verdict_of(tmp_path)
     assert verdict.verdict == "clean", verdict
@@ -285,7 +279,7 @@ def test_both_sides_count_the_attempts_of_a_room_alike(host: sglang_pair.Host, t
         assert pair.prefill.wait(room=4) == pair.decode.wait(room=4) == 4
         pair.prefill.clear(room=4)  # decode still has it when the next one is announced
         assert pair.transfer(4, [9], [15], 256) == (4, 4)
-        look_later()
+        pair.looked()
     events = journals(tmp_path / "capture")
     assert [(s.room, s.attempt, s.pages.tolist(), s.destination_pages.tolist()) for s in of(events["prefill"], Send)
             if s.room > 0] == [(4, 2, [3, 5], [12, 13]), (4, 3, [7], [14]), (4, 4, [9], [15])]  # fmt: skip
@@ -307,7 +301,7 @@ def test_four_source_pages_against_three_destination_pages(host: sglang_pair.Hos
         pair.prefill.write(pages=[3, 5, 7, 9, 10], seed=1)
         assert pair.transfer(7001, [3, 5, 7, 9], [11, 2, 8], 1000) == (4, 4)
         assert pair.transfer(7002, [10, 3], [12, 13], 500) == (4, 4)
-        look_later()
+        pair.looked()
     verdict = verdict_of(tmp_path)
     assert verdict.verdict == "divergent"
     assert found(verdict) == {("F02", 7001, layer, (3,)) for layer in LAYERS}
@@ -331,10 +325,10 @@ def test_a_source_written_after_an_early_send(host: sglang_pair.Host, tmp_path: 
         pair.prefill.write(pages=[3, 5], seed=2)
         new = pair.prefill.read(pages=[3, 5])
         pair.prefill.happen(room=9)
-        look_later()
+        pair.looked()
         pair.prefill.send(room=9, pages=[7], tokens=100)
         assert pair.prefill.wait(room=9) == pair.decode.wait(room=9) == 4
-        look_later()
+        pair.looked()
         assert pair.decode.read(pages=[1, 2]) == old
         assert pair.prefill.own_methods(room=9)
     verdict = verdict_of(tmp_path)
@@ -359,7 +353,7 @@ def test_an_event_that_has_happened_or_was_waited_for(host: sglang_pair.Host, tm
         assert pair.prefill.drained(room=9)
         pair.prefill.send(room=9, pages=[5], tokens=256)
         assert pair.prefill.wait(room=9) == pair.decode.wait(room=9) == 4
-        look_later()
+        pair.looked()
     assert verdict_of(tmp_path).verdict == "clean"
     sends = [s for s in of(journals(tmp_path / "capture")["prefill"], Send) if s.room == 9]
     assert [(s.written, s.awaited) for s in sends] == [(1, 0), (-1, -1)]
@@ -374,7 +368,7 @@ def test_a_buffer_left_out_of_the_transfer(
         }
         pair.prefill.write(pages=[3, 5, 7, 9], seed=1)
         assert pair.transfer(7001, [3, 5, 7, 9], [11, 2, 8, 4], 1000) == (4, 4)
-        look_later()
+        pair.looked()
     verdict = verdict_of(tmp_path)
     assert verdict.verdict == "divergent"
     assert found(verdict) == {("F01", 7001, 6, (0, 1, 2, 3))}
@@ -393,7 +387,7 @@ def test_fp4_at_prefill_against_fp8_at_decode(
         }
         pair.prefill.write(pages=[3, 5, 7, 9], seed=1)
         assert pair.transfer(7001, [3, 5, 7, 9], [11, 2, 8, 4], 1000) == (4, 4)
-        look_later()
+        pair.looked()
     verdict = verdict_of(tmp_path)
     assert verdict.verdict == "divergent"
     assert found(verdict) == {("F03", 7001, layer, (0, 1, 2, 3)) for layer in LAYERS}
@@ -405,7 +399,7 @@ def test_what_was_asked_for_and_never_seen_is_told(host: sglang_pair.Host, tmp_p
     with host.pair(tmp_path, {"KV_REPLAY_LATER_MS": "30"}) as pair:
         pair.prefill.write(pages=[3], seed=1)
         assert pair.transfer(7001, [3], [11], 256) == (4, 4)
-        look_later()
+        pair.looked()
     verdict = verdict_of(tmp_path)
     assert verdict.verdict == "inconclusive"
     assert not verdict.findings
@@ -420,7 +414,7 @@ def test_alarms_are_triggers_and_fake_requests_are_marked(host: sglang_pair.Host
         assert pair.transfer(7001, [3], [11], 256) == (4, 4)
         for end in (pair.prefill, pair.decode):
             end.fake(room=55)
-        look_later()
+        pair.looked()
         assert pair.prefill.canary(violations=0) == ""
         assert pair.prefill.canary(violations=2) == "RuntimeError", "what SGLang raises is raised"
         pair.decode.checksum_differs(room=7001)
@@ -443,7 +437,7 @@ def test_admission_and_releases_that_wait(host: sglang_pair.Host, tmp_path: Path
         pair.prefill.write(pages=[3, 5], seed=1)
         sent = pair.prefill.read(pages=[3])
         assert pair.transfer(1, [3], [11], 256) == (4, 4)
-        look_later()
+        pair.looked()
         pair.decode.admit(room=1)
         pair.decode.receive(room=2, pages=[20, 21])  # prefill acknowledges
         assert pair.prefill.open(room=2, pages=2) == 2

@@ -6,7 +6,6 @@ top-k of this model is not recorded, and a store's inputs are not kept.
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from replay.cli import run
 from replay.judge import JudgeOptions, judge
 from replay.trace.reader import open_trace
 from tests.integration import sglang_pair
-from tests.integration.lab_rounds import journals, of
+from tests.integration.lab_rounds import journals, of, written
 
 VERSION = "0.5.23"
 OPTIONS = {
@@ -49,7 +48,7 @@ def serve(
         pair.prefill.write(pages=source[1:2], seed=5)
     pair.prefill.send_all(room=room, pages=source[1:3], tokens=86, states=source[:3])
     assert pair.prefill.wait(room=room) == pair.decode.wait(room=room) == 4
-    time.sleep(0.3)
+    pair.looked()
     assert pair.decode.read(pages=destination[:3]) == pair.prefill.read(pages=source[:3])
     pair.decode.start(room=room, row=2, pages=destination)
     pair.decode.step_from(room=room, length=150)
@@ -61,6 +60,7 @@ def serve(
 
 def test_a_whole_request_is_clean(host: sglang_pair.Host, tmp_path: Path, capsys: Any) -> None:
     with host.pair(tmp_path, OPTIONS, **SPARSE) as pair:
+        written(tmp_path / "capture")
         assert run(["geometry", str(tmp_path / "capture"), "--json"]) == 0, capsys.readouterr().out
         serve(pair, 7, [3, 5, 9], [2, 8, 4])
     events = journals(tmp_path / "capture")
