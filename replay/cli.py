@@ -6,7 +6,7 @@ Commands are loaded by name when they are called, so ``replay --help`` imports n
 
 from __future__ import annotations
 
-from replay.interrupt import keep, loaded  # first: it sees to Ctrl-C during all that follows
+from replay.interrupt import done, keep, loaded  # first: it sees to Ctrl-C during all that follows
 
 # isort: split
 import errno
@@ -195,6 +195,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         code = EXIT_INTERRUPTED
     if code == EXIT_PIPE:
         _drop_output()
+    done()
     sys.exit(code)
 
 

@@ -44,20 +44,36 @@ def keep() -> None:
     ``KeyboardInterrupt`` comes up wherever the program happens to be. Where that is a finalizer or the callback of a
     weak reference, and HDF5's objects have many, Python prints it and goes on with the work.
     """
-    import threading
-
     others = sys.unraisablehook
-    main = threading.main_thread().ident
+    inside = False
+
+    def again(number: int, frame: FrameType | None) -> None:
+        # While the hook itself runs it would be lost once more: the timer comes back.
+        if not inside:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            raise KeyboardInterrupt
 
     def lost(args: UnraisableHookArgs) -> None:
-        if not issubclass(args.exc_type, KeyboardInterrupt) or main is None:
+        nonlocal inside
+        if issubclass(args.exc_type, KeyboardInterrupt):
+            inside = True
+            signal.setitimer(signal.ITIMER_REAL, _AGAIN, _AGAIN)
+            inside = False
+        else:
             others(args)
-            return
-        again = threading.Timer(_AGAIN, signal.pthread_kill, (main, signal.SIGINT))
-        again.daemon = True
-        again.start()
 
-    sys.unraisablehook = lost
+    if signal.getsignal(signal.SIGALRM) is signal.SIG_DFL:
+        signal.signal(signal.SIGALRM, again)
+        sys.unraisablehook = lost
+
+
+def done() -> None:
+    """The command has ended: a Ctrl-C, or one that is told again, changes nothing any more.
+
+    While Python ends it would kill the process, whose exit code is known by then.
+    """
+    for number in (signal.SIGINT, signal.SIGALRM):
+        signal.signal(number, signal.SIG_IGN)
 
 
 _begin()

@@ -392,6 +392,19 @@ def test_ctrl_c_that_nobody_could_handle_is_told_again() -> None:
     assert (done.returncode, done.stderr) == (130, "")
 
 
+def test_ctrl_c_after_the_end_of_a_command_does_not_change_its_code() -> None:
+    code = (
+        "import atexit, os, signal\n"
+        "from replay import cli\n"
+        "atexit.register(lambda: os.kill(os.getpid(), signal.SIGINT))\n"
+        "cli.run = lambda args: 3\n"
+        "cli.main([])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+
+    assert (done.returncode, done.stderr) == (3, "")
+
+
 @pytest.mark.parametrize("stream", [1, 2])
 def test_a_stream_that_the_shell_closed_is_no_error(stream: int) -> None:
     done = subprocess.run(
