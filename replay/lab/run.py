@@ -79,7 +79,7 @@ class Pair:
         """Choose the transport; nothing is started yet."""
         self.transport, self.note = transports.choose(self.transport)
         self._children: dict[str, _Child] = {}
-        self._events: queue.SimpleQueue[tuple[str, Message]] = queue.SimpleQueue()
+        self._events: queue.Queue[tuple[str, Message]] = queue.Queue()
         self._scratch = tempfile.TemporaryDirectory(prefix="kv-replay-lab-")
         self._rounds = 0
         self._broken = False
@@ -233,7 +233,7 @@ class Pair:
         if self._broken:
             # The processes are still in the round that failed: they would take this one's messages for its own.
             self._end(graceful=False)
-            self._events = queue.SimpleQueue()
+            self._events = queue.Queue()
             self.start()
             self._broken = False
         self._rounds += 1

@@ -63,9 +63,9 @@ class Sender:
         # Before the request itself came: pages, and the metadata slot.
         self._announced: dict[tuple[int, int], tuple[I64, int]] = {}
         self._dropped: set[tuple[int, int]] = set()  # aborted before the request itself came
-        self._boxes: list[queue.SimpleQueue[tuple[str, Any]]] = [
-            queue.SimpleQueue() for _ in range(config.senders)
-        ]
+        # A ``SimpleQueue`` may wait for ever where it was told for how long: CPython 3.11 counts its timeout down past
+        # zero when the thread is preempted at the wrong moment.
+        self._boxes: list[queue.Queue[tuple[str, Any]]] = [queue.Queue() for _ in range(config.senders)]
         self._stop = threading.Event()
         self._threads: list[threading.Thread] = []
         self._peer: Channel
@@ -201,16 +201,16 @@ class Sender:
         """Give ``chunk`` to the sender thread of its request."""
         self._box(chunk.sequence).put(("chunk", chunk))
 
-    def _box(self, sequence: Sequence) -> queue.SimpleQueue[tuple[str, Any]]:
+    def _box(self, sequence: Sequence) -> queue.Queue[tuple[str, Any]]:
         return self._boxes[sequence.room % len(self._boxes)]
 
-    def _guarded(self, box: queue.SimpleQueue[tuple[str, Any]]) -> None:
+    def _guarded(self, box: queue.Queue[tuple[str, Any]]) -> None:
         try:
             self._loop(box)
         except Exception as error:
             self._fail(error)
 
-    def _loop(self, box: queue.SimpleQueue[tuple[str, Any]]) -> None:
+    def _loop(self, box: queue.Queue[tuple[str, Any]]) -> None:
         """Take chunks up, post each once its stores are done, and see to the transfers that are over."""
         taken: deque[Chunk] = deque()
         while not self._stop.is_set():
