@@ -72,8 +72,7 @@ class Owners:
     @cached_property
     def _given(self) -> Last:
         allocs = self.allocs
-        key = self._place(allocs.process, allocs.request, allocs.logical)
-        return Last(np.where(allocs.request >= 0, key, -1), allocs.seq)
+        return Last(self._place(allocs.process, allocs.request, allocs.logical), allocs.seq)
 
     def given_pages(self, process: I64, request: I64, logical: I64) -> I64:
         """Physical page that the allocator last gave for each logical page, -1 where no record says."""
@@ -89,9 +88,8 @@ class Owners:
         return np.where(self.lost(process, request, page, seq), -1, page)
 
     def _page_at(self, process: I64, request: I64, logical: I64, seq: I64) -> I64:
-        known = (request >= 0) & (logical >= 0)
-        key = np.where(known, self._place(process, request, logical), -1)
-        return np.where(known, column_at(self.allocs.page, self._given.before(key, seq)), -1)
+        key = self._place(process, request, logical)
+        return np.where(key >= 0, column_at(self.allocs.page, self._given.before(key, seq)), -1)
 
     @cached_property
     def _away(self) -> Spans:
@@ -114,7 +112,8 @@ class Owners:
         return Spans(key[key >= 0], seq[key >= 0], lost[key >= 0])
 
     def _place(self, process: I64, request: I64, logical: I64) -> I64:
-        return (process * self._requests + request) * MAX_LOGICAL + logical
+        pair = self._pair(process, request)
+        return np.where((pair >= 0) & (logical >= 0), pair * MAX_LOGICAL + logical, -1)
 
     def _owner(self, process: I64, request: I64, page: I64) -> I64:
         pair = self._pair(process, request)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.scenarios.scene import Job, Scene
+from tests.scenarios.side import Transfer
 
 
 def ours(rows: int = 192) -> Job:
@@ -62,3 +63,18 @@ def two_receivers(
     other.give(other.decode, same, same.decode)
     other.announce(same)
     return first, other, job, same
+
+
+def reused(scene: Scene, first: Job, then: Job) -> Transfer:
+    """``first`` is aborted with its transfer in flight, and ``then``, which is given its pages, arrives right."""
+    scene.start(first)
+    scene.announce(first)
+    scene.store(first, 0, first.rows)
+    late = scene.post(first)
+    scene.free(scene.decode, first, "abort")
+    scene.start(then)
+    scene.announce(then)
+    scene.store(then, 0, then.rows)
+    scene.send(then)
+    scene.arrive(then)
+    return late

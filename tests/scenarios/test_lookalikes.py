@@ -12,6 +12,7 @@ from replay.verdict import Donor, Verdict
 from tests.scenarios import pattern
 from tests.scenarios.outcome import expect, expect_clean, page_finding, verdict_of
 from tests.scenarios.scene import Job, Scene
+from tests.scenarios.stories import reused
 
 KEEPS = pytest.mark.parametrize("keep", ["bytes", "digests"])
 
@@ -98,16 +99,7 @@ def test_m4_a_late_write_of_the_same_prefix_changes_nothing(tmp_path: Path, keep
     scene = Scene(tmp_path, keep=keep)
     a = Job(7000, 0, 128, [20, 21], [14, 15])
     b = Job(7001, 1, 192, [24, 25, 26], [14, 15, 16], prefix_q=0, prefix_rows=128)
-    scene.start(a)
-    scene.announce(a)
-    scene.store(a, 0, a.rows)
-    late = scene.post(a)
-    scene.free(scene.decode, a, "abort")
-    scene.start(b)
-    scene.announce(b)
-    scene.store(b, 0, b.rows)
-    scene.send(b)
-    scene.arrive(b)
+    late = reused(scene, a, b)
     scene.land(late)
     scene.done(late)
     scene.read(b)

@@ -11,6 +11,7 @@ from replay.verdict import Donor
 from tests.scenarios import pattern
 from tests.scenarios.outcome import expect, expect_clean, page_finding, verdict_of
 from tests.scenarios.scene import Job, Scene
+from tests.scenarios.stories import reused
 
 Later = Literal["none", "before", "after"]
 
@@ -181,16 +182,7 @@ def test_the_late_write_may_be_of_an_earlier_attempt_of_the_same_room(tmp_path: 
     scene = Scene(tmp_path, keep=keep)
     first = Job(7000, 0, 192, [20, 21, 22], [14, 15, 16])
     again = Job(7000, 0, 192, [24, 25, 26], [13, 14, 15], attempt=1)
-    scene.start(first)
-    scene.announce(first)
-    scene.store(first, 0, first.rows)
-    late = scene.post(first)
-    scene.free(scene.decode, first, "abort")
-    scene.start(again)
-    scene.announce(again)
-    scene.store(again, 0, again.rows)
-    scene.send(again)
-    scene.arrive(again)
+    late = reused(scene, first, again)
     scene.land(late)
     scene.done(late)
     scene.read(again)
@@ -222,16 +214,7 @@ def test_a_row_that_was_appended_is_gone_with_the_page_that_was_hit(tmp_path: Pa
     """Behind both prompts the pages are empty: the appended row looks again as it did at reception."""
     scene = Scene(tmp_path, keep=keep)
     a, b = Job(7000, 0, 50, [20], [14]), Job(7001, 1, 50, [24], [14])
-    scene.start(a)
-    scene.announce(a)
-    scene.store(a, 0, a.rows)
-    late = scene.post(a)
-    scene.free(scene.decode, a, "abort")
-    scene.start(b)
-    scene.announce(b)
-    scene.store(b, 0, b.rows)
-    scene.send(b)
-    scene.arrive(b)
+    late = reused(scene, a, b)
     scene.look("LT", b)
     scene.append(b)
     right = scene.decode.memory[0][14].copy()

@@ -251,9 +251,8 @@ class NixlAdapter:
         try:
             found = original(agent, *args, **keywords)
         except BaseException:
-            if (
-                post is not None
-            ):  # it cannot be cancelled: it is still on its way, and will be asked for again
+            # One that cannot be cancelled is still on its way, and will be asked for again.
+            if post is not None:
                 self._planned[key] = post
             raise
         if post is not None and post.transfer >= 0:
