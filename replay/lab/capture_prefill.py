@@ -79,6 +79,8 @@ class PrefillHooks(CommonHooks):
         self.recorder.tail("queue", _key("launched", chunk))
 
     def _enqueue(self, _: Sender, chunk: Chunk) -> None:
+        # Whoever hands the chunk on knows where it goes: the scheduler too, where decode announced the pages before.
+        self.recorder.head("announce", f"{chunk.sequence.room}.{chunk.sequence.attempt}")
         self.recorder.head("queue", _key("launched", chunk))
         self.recorder.tail("queue", _key("chunk", chunk))
 

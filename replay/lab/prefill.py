@@ -94,6 +94,7 @@ class PrefillEngine(Engine):
             if before and (batch or time.monotonic() >= due):
                 for chunk in before:
                     for part in _with_component(chunk):
+                        self.barriers.at("prefill.hand-over", part.sequence.room, part.index)
                         self.sender.hand_over(part)
                 before = []
             if batch:
@@ -110,6 +111,7 @@ class PrefillEngine(Engine):
 
     def start(self, sequence: Sequence) -> None:
         """A request begins to wait for pages."""
+        self.barriers.at("prefill.start", sequence.room)
         if self.sender.admit(sequence):
             self._waiting.append(sequence)
 

@@ -135,14 +135,14 @@ class Sender:
         key = room, attempt
         with self._lock:
             sequence = self._sequences.get(key)
-            if sequence is None:
-                if key not in self._dropped and key not in self._left:
-                    self._announced[key] = pages, slot
-                return
-            sequence.destination, sequence.peer_slot = pages, slot
-            for chunk in sequence.parked:  # under the lock: a request's chunks go out in order
-                self.enqueue(chunk)
-            sequence.parked.clear()
+            if sequence is not None:
+                sequence.destination, sequence.peer_slot = pages, slot
+                for chunk in sequence.parked:  # under the lock: a request's chunks go out in order
+                    self.enqueue(chunk)
+                sequence.parked.clear()
+            elif key not in self._dropped and key not in self._left:
+                self._announced[key] = pages, slot
+        self.barriers.at("sender.announced", room)
 
     def abort(self, room: int, attempt: int) -> None:
         """Decode gave the request up: drop what is not in a sender's hands, acknowledge once nothing is."""

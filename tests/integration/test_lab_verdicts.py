@@ -6,7 +6,8 @@ through one pair of processes, and the lab's audit, which no replay reads, is th
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -68,14 +69,22 @@ def pair() -> Iterator[Pair]:
 
 
 def run_round(
-    pair: Pair, folder: Path, kind: str, format_: str, seed: int, *, twin: bool
+    pair: Pair,
+    folder: Path,
+    kind: str,
+    format_: str,
+    seed: int,
+    *,
+    twin: bool,
+    more_rules: Mapping[str, str] | None = None,
 ) -> tuple[RunResult, Verdict, Forced]:
     """One round, and the verdict on what was captured in it."""
     flags = folder / "flags"
     flags.mkdir(parents=True)
     wanted = forced(kind, format_, seed, flags, twin=twin)
     capture = folder / "capture"
-    result = pair.run(wanted.config, capture, {"KV_REPLAY_MODE": "full", "KV_REPLAY_SEAL": "0"})
+    config = replace(wanted.config, rules={**wanted.config.rules, **(more_rules or {})})
+    result = pair.run(config, capture, {"KV_REPLAY_MODE": "full", "KV_REPLAY_SEAL": "0"})
     assert result.stats["timeouts"] == [], "the interleaving was not forced"
     with open_trace(capture) as trace:
         verdict = judge(trace, JudgeOptions(sample=0))
@@ -176,6 +185,27 @@ def test_the_fault_is_named_and_the_same_interleaving_without_it_is_clean(
     assert result.outcomes[room] == ("fail" if kind == "failed-transfer-used" else "finish")
     if kind in DEEDS:
         assert not DEEDS[kind](journals(tmp_path / "twin" / "capture"), made)
+
+
+@pytest.mark.parametrize("point", ["prefill.start:7002", "prefill.hand-over:7002.0"])
+def test_a_late_write_is_certain_whichever_side_knew_of_the_request_first(
+    pair: Pair, tmp_path: Path, point: str
+) -> None:
+    # The pages of the one that writes late are announced before prefill has heard of it, or has chunks to send.
+    result, verdict, made = run_round(
+        pair,
+        tmp_path,
+        "late-foreign-write",
+        "fp8",
+        1,
+        twin=False,
+        more_rules={point: "sender.announced:7002"},
+    )
+    assert (made.room, made.donor) == (7003, 7002)
+    assert result.truth is not None
+    check_places("late-foreign-write", verdict, result.truth)
+    told = {(f.code, f.request.room, f.confidence) for f in verdict.findings}
+    assert told == {("F14", made.room, "certain")}, [finding.evidence for finding in verdict.findings]
 
 
 def test_an_error_and_a_metadata_slot_are_seen_over_plain_tcp_too(tmp_path: Path) -> None:
