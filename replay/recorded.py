@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -38,6 +38,10 @@ class StoreCase:
     data: U8  #: the page
     layout: Layout
     kernel: str = ""  #: the user's kernel that wrote ``data``, "" where the trace has it
+
+    def part(self, chosen: I64) -> StoreCase:
+        """The case of some of its rows (indices into ``rows``)."""
+        return replace(self, rows=self.rows[chosen], inputs=self.inputs.part(chosen))
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +81,7 @@ class Skipped:
 
 
 def store_cases(timeline: Timeline, store: int, skipped: Skipped) -> list[StoreCase]:
-    """One case for each page that a recorded store wrote to; what cannot be done again is counted."""
+    """One case for each page that a recorded store wrote to, padding aside; what cannot be done again is counted."""
     table = timeline.trace.table("store")
     process = int(table["process"][store])
     number = timeline.buffer_number(process, int(table["buffer"][store]))
@@ -94,9 +98,11 @@ def store_cases(timeline: Timeline, store: int, skipped: Skipped) -> list[StoreC
     snaps, contents = timeline.snapshots, timeline.trace.contents
     seq = int(table["seq"][store])
     page, row = np.divmod(slots, buffer.layout.rows)
+    logical = np.asarray(table.array("logical_rows", store), np.int64)
+    real = (slots >= 0) & (logical >= 0 if len(logical) == len(slots) else True)  # the others are padding
     request = timeline.request_number(int(table["room"][store]), int(table["attempt"][store]))
     cases = []
-    for physical in np.unique(page).tolist():
+    for physical in np.unique(page[real]).tolist():
         seen = snaps.at_place("ST", number, physical)
         seen = seen[snaps.seq[seen] >= seq]
         seen = seen[(snaps.content[seen] >= 0) & (snaps.request[seen] == request)]
@@ -108,7 +114,7 @@ def store_cases(timeline: Timeline, store: int, skipped: Skipped) -> list[StoreC
         if not contents.has_data[int(content[0])]:
             skipped.add("stores whose page bytes were not kept")
             continue
-        chosen = np.flatnonzero(page == physical)
+        chosen = np.flatnonzero(real & (page == physical))
         # A slot that one batch writes twice keeps the later row.
         _, last = np.unique(row[chosen][::-1], return_index=True)
         chosen = chosen[::-1][last]

@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from replay.classify import read_kernel, top_k, wrong_store_bytes
+from replay.classify import padding_row_written, read_kernel, top_k, wrong_store_bytes
 from replay.classify.base import Evidence
 from replay.findings import PageEvidence
 from replay.kernels.reference import check_store, logits_reference, top_k_violations, wrong_logits
 from replay.memory import Memory
-from replay.recorded import Skipped, read_case, read_snapshots, store_cases
+from replay.recorded import Skipped, StoreCase, read_case, read_snapshots, store_cases
 from replay.timeline import Timeline
 
 Bool = npt.NDArray[np.bool_]
@@ -40,6 +40,9 @@ class Rung:
     suspects: list[Any] = field(default_factory=list)
     sample: list[Any] = field(default_factory=list)
 
+
+#: Why a row that differs is not judged.
+GONE = "stores of rows that were written again, moved or not accepted before their page was looked at"
 
 #: Cases kept for the Triton sample; suspects are kept besides, up to the same number.
 SAMPLE_LIMIT = 64
@@ -75,6 +78,14 @@ def replay_stores(
                 case.layout.values(case.data[None])[0][case.rows],
                 case.layout.scales(case.data[None])[0][case.rows],
             )
+            gone = ~check.reproduced
+            if gone.any():  # asked only then: it takes all writes to the page
+                gone &= ~_standing(timeline, evidence, case)
+            if gone.any():
+                rung.skipped.add(GONE)
+                case, check = case.part(np.flatnonzero(~gone)), check.part(~gone)
+                if not len(case.rows):
+                    continue
             rung.judged += 1
             rung.rows += int(check.judged.sum())
             rung.worst = max(rung.worst, float(check.excess[check.reproduced].max(initial=0.0)))
@@ -90,6 +101,28 @@ def replay_stores(
                 rung.wrong += int(wrong.sum())
                 rung.pages.append(wrong_store_bytes.explain(timeline, evidence, case, check))
     return rung
+
+
+def _standing(timeline: Timeline, evidence: Evidence, case: StoreCase) -> Bool:
+    """Rows of the case that the look can still show as this store left them.
+
+    Speculative decoding writes rows anew that were not accepted, and moves those that were. Only the request's own
+    writes are asked for, and no padding: what others write over a row is a fault with a name of its own.
+    """
+    snaps, layout = timeline.snapshots, case.layout
+    stored, seen = timeline.moment("store", case.store), snaps.moment_of(case.snapshot)
+    written = np.zeros(layout.rows, bool)
+    for write, _ in evidence.local.between(case.buffer, case.page, stored, seen):
+        misled = write.row in evidence.local.strided_set  # where it lands is a fault with a name
+        if write.request != case.request or (write.table == "store" and (write.row == case.store or misled)):
+            continue
+        hit = np.asarray(write.mask[: layout.scale_base].reshape(layout.rows, -1).any(axis=1), bool)
+        hit[padding_row_written.padding_rows(timeline, write, case.page)] = False
+        written |= hit
+    if bool(timeline.trace.table("store")["draft"][case.store]) and int(snaps.rows[case.snapshot]) >= 0:
+        accepted = int(snaps.rows[case.snapshot]) - case.logical * layout.rows
+        written[max(0, accepted) :] = True
+    return ~written[case.rows]
 
 
 def replay_reads(

@@ -52,13 +52,14 @@ class Passage(Pages):
         for unit in side.units:
             found = self.model.rows(job.streams(rows), self.layer_key(unit), rows)
             values, scales = self.deed.store(self, side, job, unit, rows, found)
+            told: dict[str, Any] = {}
+            if self.keeps_inputs and job.sampled:
+                given = np.minimum(np.arange(len(slots)), len(rows) - 1)  # padding rows go with the last one
+                told = {"params": 0, "keys": found.keys[given], "rope": found.rope[given]}
             if extra:
                 values = np.concatenate([values, np.repeat(values[-1:], extra, 0)])
                 scales = np.concatenate([scales, np.repeat(scales[-1:], extra, 0)])
             self.deed.put(self, side, job, unit, slots, values, scales)
-            told: dict[str, Any] = {}
-            if self.keeps_inputs and job.sampled and not extra and not fields.get("draft"):
-                told = {"params": 0, "keys": found.keys, "rope": found.rope}
             side.emit(
                 "store",
                 buffer=side.buffer(unit),

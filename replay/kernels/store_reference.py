@@ -147,6 +147,10 @@ class StoreCheck:
     wrong_scales: Bool  #: [n, G]
     excess: F64  #: [n] largest distance of a value from its code's interval over its bound: 0 inside, 1 at the bound
 
+    def part(self, rows: Bool) -> StoreCheck:
+        """The check of some of the rows."""
+        return StoreCheck(*(getattr(self, name)[rows] for name in StoreCheck.__slots__))
+
 
 def rope_rows(positions: npt.NDArray[Any], *, base: float = 10000.0) -> F32:
     """``float32[n, 64]`` (cos of pair i at 2i, sin at 2i + 1) of positions[n], frequency ``base ** (-2i / 64)``."""

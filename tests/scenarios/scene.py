@@ -226,9 +226,7 @@ class Scene:
                 buffer=side.buffer(layer),
                 step=step,
                 slots=slots,
-                positions=logical_rows,
-                logical_rows=logical_rows,
-                **fields,
+                **{"positions": logical_rows, "logical_rows": logical_rows} | fields,
             )
 
     def seen_stored(self, side: Side, job: Job, first: int, last: int, step: int) -> None:

@@ -51,7 +51,13 @@ def test_pages_that_come_in_slices_of_several_ranks_have_no_wrong_length(
     assert outcome.kind_right, outcome.note
 
 
-@pytest.mark.parametrize("seed", [1, 3, 6])
+def test_wrong_bytes_of_drafted_rows_are_seen(tmp_path: Path) -> None:
+    outcome = outcome_of(tmp_path, "F30", "other-rows", "bf16", 11)
+    assert (outcome.answer, outcome.wrong_certain, outcome.bystanders) == ("F30", [], [])
+    assert outcome.kind_right, outcome.note
+
+
+@pytest.mark.parametrize("seed", [1, 3, 6, 12])  # in the last, sampled requests draft and move rows
 def test_fault_free_traffic_is_clean(seed: int, tmp_path: Path) -> None:
     clean.write(tmp_path / "t.h5", seed, 150)
     verdict = judged(tmp_path / "t.h5")

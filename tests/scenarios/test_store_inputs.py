@@ -14,6 +14,7 @@ import torch
 from capture_hooks.layouts import LAYOUTS, layout
 from replay.kernels.store_reference import rope_rows
 from replay.kernels.twins import store_torch
+from replay.reexecute import GONE
 from tests.scenarios.outcome import expect, expect_clean, verdict_of
 from tests.scenarios.scene import Job, Scene
 from tests.scenarios.test_kinds_of_local_writes import padded
@@ -38,13 +39,17 @@ def stored(
     common: float = 0.0,
     taken: Callable[[F32], F32] | None = None,
     after: Callable[[Scene], None] | None = None,
+    seen: int = ROWS,
+    draft: bool = False,
+    pad: int | None = None,
 ) -> Scene:
     """q0's rows come out of the real store; ``wrong`` flips bits of the first value byte of rows (row: bits).
 
     ``shift`` rotates each row by the position of another token; what is recorded is the right one. The rows of page p
     lie at page ``factor * p``. Without ``earlier`` nobody has seen the pages before; ``common`` is how much larger than
     its own share of a key is what all keys have in common; ``taken`` are the keys that the kernel took in the place of
-    the recorded ones; ``after`` happens between the store and the look at its pages.
+    the recorded ones; ``after`` happens between the store and the look at its pages, which tells ``seen`` rows. The
+    rows may be a ``draft``, and the record has a row of padding in slot ``pad``, which the kernel skips.
     """
     scene = Scene(folder, format=format, keep=keep)
     if earlier:
@@ -77,11 +82,17 @@ def stored(
     more: dict[str, Any] = {}
     if inputs:
         p.emit("store_params", params=1, norm_weight=weight, epsilon=EPSILON)
-        more = {"keys": keys, "rope": rope_rows(positions), "params": 1}
+        more = {"keys": keys, "rope": rope_rows(positions), "params": 1, "draft": draft}
+    if pad is not None:
+        more["keys"], more["rope"] = (
+            np.concatenate([more[name], more[name][:1]]) for name in ("keys", "rope")
+        )
+        more["logical_rows"] = more["positions"] = [*range(ROWS), -1]
+        slots = np.append(slots, pad)
     scene.tell_store(p, job, 0, slots, step, **more)
     if after:
         after(scene)
-    scene.seen_stored(p, job, 0, ROWS, step)
+    scene.seen_stored(p, job, 0, seen, step)
     scene.send(job)
     scene.arrive(job)
     scene.look("LT", job)
@@ -225,3 +236,49 @@ def test_a_padding_row_in_the_stores_page_is_certain_only_in_its_order(
         confidence="certain" if ordered else "likely",
     )
     assert [(page.logical, page.value_rows) for page in finding.pages] == [(1, ((9, 9),))]
+
+
+@FORMATS
+@pytest.mark.parametrize("other", [False, True], ids=["its own write", "another request's"])
+def test_a_row_that_its_request_wrote_again_before_the_look_is_not_judged(
+    tmp_path: Path, format: str, other: bool
+) -> None:
+    """Drafts are written anew: the look shows the later store. Another request's write over a row is a fault."""
+
+    def again(scene: Scene) -> None:
+        scene.prefill.emit(
+            "store",
+            room=8000 if other else 7000,
+            buffer=scene.prefill.buffer(0),
+            slots=[21 * 64 + 3],
+            positions=[3],
+            logical_rows=[3],
+        )
+
+    verdict = verdict_of(stored(tmp_path, format, wrong=dict.fromkeys((3, 70), 0x35), after=again))
+    (finding,) = [finding for finding in verdict.findings if finding.code == "F30"]
+    rows = {page.logical: page.value_rows for page in finding.pages}
+    assert rows == ({0: ((3, 3),)} if other else {}) | {1: ((6, 6),)}
+    assert verdict.scope["stores"]["skipped"] == ({} if other else {GONE: 1})
+    assert verdict.scope["stores"]["rows"] == ROWS - (not other)
+
+
+@FORMATS
+@pytest.mark.parametrize("draft", [False, True], ids=["rows", "drafts"])
+def test_a_draft_that_was_not_accepted_is_not_judged(tmp_path: Path, format: str, draft: bool) -> None:
+    """The look at the pages tells that the request has 145 rows: drafts beyond are nobody's rows."""
+    scene = stored(tmp_path, format, wrong=dict.fromkeys((140, 147), 0x35), seen=145, draft=draft)
+    (finding,) = [finding for finding in verdict_of(scene).findings if finding.code == "F30"]
+    rows = {page.logical: page.value_rows for page in finding.pages}
+    assert rows == {2: ((12, 12),) if draft else ((12, 12), (19, 19))}
+
+
+@FORMATS
+@pytest.mark.parametrize("slot", [-1, 21 * 64 + 5])
+def test_padding_rows_of_a_store_are_not_done_again(tmp_path: Path, format: str, slot: int) -> None:
+    """The record of a padded batch has inputs for the padding, too; the row that it may name is the request's."""
+    scene = stored(tmp_path, format, wrong={3: 0x35}, pad=slot)
+    verdict = verdict_of(scene)
+    (finding,) = [finding for finding in verdict.findings if finding.code == "F30"]
+    assert [(page.logical, page.value_rows) for page in finding.pages] == [(0, ((3, 3),))]
+    assert verdict.scope["stores"]["skipped"] == {}
