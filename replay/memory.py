@@ -2,6 +2,7 @@
 
 A read that goes astray takes its bytes from somewhere else in the same memory. With the base address and the stride of
 every buffer and the last look at each page this module says what lay at an address, without allocating the space.
+Bytes that a store, a copy or a transfer may have written since that look are not known.
 """
 
 from __future__ import annotations
@@ -12,6 +13,9 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
+from replay.descriptors import DescriptorMap
+from replay.local_writes import LocalWrites
+from replay.order import Moment
 from replay.page_columns import BufferInfo, place
 from replay.timeline import Timeline
 
@@ -23,14 +27,14 @@ U8 = npt.NDArray[np.uint8]
 class Memory:
     """What the pages of every buffer held, by address."""
 
-    def __init__(self, timeline: Timeline) -> None:
-        """Remember ``timeline``; its looks are sorted on first use."""
-        self.timeline = timeline
+    def __init__(self, timeline: Timeline, local: LocalWrites, descriptors: DescriptorMap) -> None:
+        """Remember where looks and writes are found; the looks are sorted on first use."""
+        self.timeline, self.local, self.descriptors = timeline, local, descriptors
         self._kept: dict[int, U8] = {}
 
     @cached_property
     def _index(self) -> tuple[I64, I64, I64, Bool]:
-        """Places in ascending order, and the sequence number and content of each look there; looks with bytes only.
+        """Places in ascending order, and the sequence number and row of each look there; looks with bytes only.
 
         The last column says whether a look shows the old content before a transfer.
         """
@@ -42,37 +46,48 @@ class Memory:
         order = np.lexsort((snaps.seq[rows], places))
         rows = rows[order]
         old = (snaps.stage[snaps.event[rows]] == "RC") & (snaps.moment[snaps.event[rows]] == "before")
-        return places[order], snaps.seq[rows], snaps.content[rows], np.asarray(old, bool)
+        return places[order], snaps.seq[rows], rows, np.asarray(old, bool)
 
-    def content(self, buffer: int, page: int, seq: int) -> int:
-        """Content of a page at sequence number ``seq`` of its process, by its last look; -1 where there is none.
+    def look(self, buffer: int, page: int, seq: int) -> int:
+        """The last look (a row of ``Timeline.snapshots``) at a page at sequence number ``seq`` of its process, or -1.
 
         Before its first look it held what that one shows, if it is one at the old content before a transfer.
         """
-        places, seqs, contents, olds = self._index
+        places, seqs, looks, olds = self._index
         wanted = int(place(np.array([buffer]), np.array([page]))[0])
         low, high = np.searchsorted(places, [wanted, wanted + 1]).tolist()
         if wanted < 0 or low == high:
             return -1
         found = low + int(np.searchsorted(seqs[low:high], seq, side="right")) - 1
         if found >= low:
-            return int(contents[found])
-        return int(contents[low]) if bool(olds[low]) else -1
+            return int(looks[found])
+        return int(looks[low]) if bool(olds[low]) else -1
 
-    def page(self, buffer: int, page: int, seq: int) -> U8 | None:
-        """Bytes of a page at ``seq``, None where they are not known."""
-        content = self.content(buffer, page, seq)
-        if content < 0:
+    def page(self, buffer: int, page: int, at: Moment) -> tuple[U8, Bool] | None:
+        """Bytes of a page at a moment of its process, and which of them are known; None where none are."""
+        look = self.look(buffer, page, at.seq)
+        if look < 0:
             return None
+        seen = self.timeline.snapshots.moment_of(look)
+        if self.descriptors.may_write(buffer, page, seen, at):
+            return None
+        data = self._data(int(self.timeline.snapshots.content[look]))
+        known = np.ones(len(data), bool)
+        for write, _ in self.local.between(buffer, page, seen, at):
+            if write.mask.shape == known.shape:
+                known &= ~write.mask
+        return data, known
+
+    def _data(self, content: int) -> U8:
         if content not in self._kept:
             if len(self._kept) > 4096:  # some 64 MiB of the largest pages
                 self._kept.clear()
             self._kept[content] = np.asarray(self.timeline.trace.contents.data(np.array([content]))[0])
         return self._kept[content]
 
-    def at(self, process: int, seq: int) -> Space:
-        """The memory of one process as it was at ``seq``."""
-        return Space(self, process, seq)
+    def at(self, moment: Moment) -> Space:
+        """The memory of a process as it was at a moment of it."""
+        return Space(self, moment)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,15 +95,14 @@ class Space:
     """The memory of one process at one moment."""
 
     memory: Memory
-    process: int
-    seq: int
+    moment: Moment
 
     def gather(self, addresses: I64, length: int) -> tuple[U8, Bool]:
         """``uint8[n, length]`` from each address on, and which of these bytes are known."""
         data = np.zeros((len(addresses), length), np.uint8)
         known = np.zeros(data.shape, bool)
         for info in self.memory.timeline.buffers:
-            if info.process != self.process or info.pitch <= 0 or info.pages <= 0:
+            if info.process != self.moment.process or info.pitch <= 0 or info.pages <= 0:
                 continue
             end = info.address + (info.pages - 1) * info.pitch + info.layout.page_bytes
             for index in np.flatnonzero((addresses + length > info.address) & (addresses < end)).tolist():
@@ -104,7 +118,6 @@ class Space:
             low, high = max(start, 0), min(start + size, len(data))
             if low >= high:
                 continue
-            found = self.memory.page(info.number, page, self.seq)
-            if found is not None and len(found) >= size:
-                data[low:high] = found[low - start : high - start]
-                known[low:high] = True
+            found = self.memory.page(info.number, page, self.moment)
+            if found is not None and len(found[0]) >= size:
+                data[low:high], known[low:high] = (part[low - start : high - start] for part in found)

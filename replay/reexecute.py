@@ -137,7 +137,7 @@ def replay_reads(
     ``doubtful`` are reads whose table was wrong or changed under the kernel: what they saw is not known.
     """
     rung = Rung()
-    memory = Memory(timeline)
+    memory = Memory(timeline, evidence.local, evidence.descriptors)
     table = timeline.trace.table("read")
     looks = read_snapshots(timeline)
     late = timeline.owners.over(

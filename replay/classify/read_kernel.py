@@ -75,7 +75,7 @@ def question(
         right=right,
         bound=bound,
         wrong=wrong,
-        memory=memory.at(case.process, case.seq),
+        memory=memory.at(timeline.moment("read", case.read)),
         buffer=_buffer(mine),
         others=tuple(_buffer(b) for b in others if b.layout.name == mine.layout.name),
     )

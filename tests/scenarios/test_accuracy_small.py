@@ -51,6 +51,16 @@ def test_pages_that_come_in_slices_of_several_ranks_have_no_wrong_length(
     assert outcome.kind_right, outcome.note
 
 
+@pytest.mark.parametrize(("code", "variant", "seed"), [("F22", "token", 1), ("F21", "elsewhere", 3)])
+def test_pages_that_were_written_since_they_were_looked_at_speak_against_no_misreading(
+    code: str, variant: str, seed: int, tmp_path: Path
+) -> None:
+    """The wrong rows come from pages of others, to some of which transfers or stores went after the last look."""
+    outcome = outcome_of(tmp_path, code, variant, "fp8", seed)
+    assert (outcome.answer, outcome.wrong_certain, outcome.bystanders) == (code, [], [])
+    assert outcome.certain, outcome.note
+
+
 def test_wrong_bytes_of_drafted_rows_are_seen(tmp_path: Path) -> None:
     outcome = outcome_of(tmp_path, "F30", "other-rows", "bf16", 11)
     assert (outcome.answer, outcome.wrong_certain, outcome.bystanders) == ("F30", [], [])
