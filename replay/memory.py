@@ -7,7 +7,7 @@ Bytes that a store, a copy or a transfer may have written since that look are no
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -96,6 +96,7 @@ class Space:
 
     memory: Memory
     moment: Moment
+    _pages: dict[tuple[int, int], tuple[U8, Bool] | None] = field(default_factory=dict)  # asked for so far
 
     def gather(self, addresses: I64, length: int) -> tuple[U8, Bool]:
         """``uint8[n, length]`` from each address on, and which of these bytes are known."""
@@ -118,6 +119,14 @@ class Space:
             low, high = max(start, 0), min(start + size, len(data))
             if low >= high:
                 continue
-            found = self.memory.page(info.number, page, self.moment)
+            found = self._page(info.number, page)
             if found is not None and len(found[0]) >= size:
                 data[low:high], known[low:high] = (part[low - start : high - start] for part in found)
+
+    def _page(self, buffer: int, page: int) -> tuple[U8, Bool] | None:
+        """As ``Memory.page``, kept: every hypothesis asks for much the same pages."""
+        if (buffer, page) not in self._pages:
+            if len(self._pages) > 4096:
+                self._pages.clear()
+            self._pages[buffer, page] = self.memory.page(buffer, page, self.moment)
+        return self._pages[buffer, page]
