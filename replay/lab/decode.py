@@ -199,6 +199,7 @@ class DecodeEngine(Engine):
         """Ask prefill to stop, and to acknowledge once no write is in flight."""
         self._awaited.add(sequence.key)
         self._peer.send("abort", room=sequence.room, attempt=sequence.attempt)
+        self.barriers.at("decode.aborting", sequence.room)
 
     def acknowledged(self, room: int, attempt: int) -> None:
         """Prefill has no write of the request in flight any more."""

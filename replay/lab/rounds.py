@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from replay.lab.config import PAGE_TOKENS, Job, pages_for
+from replay.lab.config import PAGE_TOKENS, TOKENS_PER_ROW, Job, pages_for
 
 LAYERS = 3
 CHUNK = 512
@@ -35,9 +35,9 @@ class Round:
     twin_rules: Mapping[str, str] = field(default_factory=dict)
 
 
-def _tokens(draw: random.Random, pages: int) -> int:
-    """A prompt of ``pages`` pages whose last one is not full."""
-    return (pages - 1) * PAGE_TOKENS + draw.randint(8, PAGE_TOKENS - 4)
+def _tokens(draw: random.Random, pages: int, least: int = 8) -> int:
+    """A prompt of ``pages`` pages whose last one is not full, and has ``least`` tokens or more."""
+    return (pages - 1) * PAGE_TOKENS + draw.randint(least, PAGE_TOKENS - 4)
 
 
 def _others(draw: random.Random, first: int, count: int, **more: Any) -> tuple[Job, ...]:
@@ -148,6 +148,16 @@ def torn_block_table(draw: random.Random, first: int) -> Round:
         *_others(draw, other, 1, after=f"decode.arrived:{room}"),
     )
     return Round(jobs, {f"read.last:{room}.{layer}": f"step.left:{room}"}, room)
+
+
+def wrong_store_bytes(draw: random.Random, first: int) -> Round:
+    """As :func:`unheld`. The last page of the first one has rows enough to be known for its own where nobody saw the
+    page before: of fewer than eight nobody can be certain.
+    """
+    made = unheld(draw, first)
+    pages = pages_for(made.jobs[0].tokens)
+    one = replace(made.jobs[0], tokens=_tokens(draw, pages, 16 * TOKENS_PER_ROW))
+    return replace(made, jobs=(one, *made.jobs[1:]))
 
 
 def wrong_page_id_space(draw: random.Random, first: int) -> Round:
@@ -264,6 +274,7 @@ ROUNDS: dict[str, Callable[[random.Random, int], Round]] = {
     "sent-before-written": sent_before_written,
     "completion-early": completion_early,
     "torn-block-table": torn_block_table,
+    "wrong-store-bytes": wrong_store_bytes,
     "wrong-page-id-space": wrong_page_id_space,
     "source-overwritten": source_overwritten,
     "component-late": component_late,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,19 @@ def small(**sizes: Any) -> LabConfig:
         "triton_pages": 0,
     }
     return LabConfig(**{**usual, **sizes})
+
+
+def with_aborts(load: LabConfig, flags: Path, count: int = 6) -> tuple[LabConfig, set[int]]:
+    """The load with its first requests given up while a sender has their first chunk, however slow the machine is; and
+    their rooms. ``flags`` is a new folder.
+    """
+    jobs = list(load.clients())
+    rooms = [job.room for job in jobs[:count]]
+    for i, room in enumerate(rooms):
+        jobs[i] = replace(jobs[i], patience_ms=None, abort_when=f"sender.taken:{room}.0")
+    rules = {f"sender.post:{room}.0": f"decode.aborting:{room}" for room in rooms}
+    flags.mkdir()
+    return replace(load, jobs=tuple(jobs), flags=str(flags), rules=rules), set(rooms)
 
 
 def journals(folder: Path) -> dict[str, list[Any]]:

@@ -43,7 +43,7 @@ from replay.lab.tcp_transport import TcpTransport
 from replay.lab.transport import Transport
 from replay.lab.transports import nixl_missing
 from replay.trace.reader import open_trace
-from tests.integration.lab_rounds import OPTIONS, counts, journals, of, small
+from tests.integration.lab_rounds import OPTIONS, counts, journals, of, small, with_aborts
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -124,24 +124,29 @@ def test_the_capture_tells_the_whole_life_of_every_request(pair: Pair, tmp_path:
 
 
 def test_aborts_wait_for_their_acknowledgement(pair: Pair, tmp_path: Path) -> None:
-    pair.run(small(seed=3, impatient=1.0, patience_ms=(5.0, 200.0)), tmp_path, OPTIONS)
-    decode = journals(tmp_path)["decode"]
+    config, given_up = with_aborts(small(seed=3, impatient=1.0, patience_ms=(5.0, 200.0)), tmp_path / "flags")
+    result = pair.run(config, tmp_path / "capture", OPTIONS)
+    assert result.stats["timeouts"] == []
+    decode = journals(tmp_path / "capture")["decode"]
     waiting: set[int] = set()
-    checked = 0
+    told: set[int] = set()
+    checked: set[int] = set()
     for event in decode:
         if isinstance(event, TransferState) and event.state == "aborted":
             waiting.add(event.room)
+            told.add(event.room)
         elif isinstance(event, TransferState) and event.state == "acknowledged":
             waiting.discard(event.room)
         elif isinstance(event, Free) and event.reason == "abort":
             assert event.room not in waiting
-            checked += 1
-    assert checked > 5
+            checked.add(event.room)
+    assert given_up <= told & checked
 
 
 def test_order_edges_of_the_protocol_meet(pair: Pair, tmp_path: Path) -> None:
-    pair.run(small(seed=4), tmp_path, OPTIONS)
-    found = journals(tmp_path)
+    config, _ = with_aborts(small(seed=4), tmp_path / "flags")
+    pair.run(config, tmp_path / "capture", OPTIONS)
+    found = journals(tmp_path / "capture")
     order = of(found["prefill"] + found["decode"], Order)
     for what in ("announce", "status", "abort", "ack", "queue", "sync"):
         tails = Counter(event.key for event in order if (event.what, event.end) == (what, "tail"))

@@ -126,7 +126,6 @@ def check_places(kind: str, verdict: Verdict, truth: Truth) -> None:
 def test_the_fault_is_named_where_it_happened_and_its_twin_is_clean(
     pair: Pair, tmp_path: Path, format_: str, kind: str
 ) -> None:
-    sure, weak = 0, []
     for seed in SEEDS:
         result, verdict, made = run_round(pair, tmp_path / f"{seed}", kind, format_, seed, twin=False)
         where = f"seed {seed}: {[(f.code, f.stage, f.confidence, f.request.room) for f in verdict.findings]}"
@@ -136,18 +135,14 @@ def test_the_fault_is_named_where_it_happened_and_its_twin_is_clean(
         check_places(kind, verdict, result.truth)
         mine = [finding for finding in verdict.findings if finding.request.room == made.room]
         assert mine, where
-        if any(finding.confidence == "certain" for finding in mine):
-            sure += 1
-        else:
-            weak.append((seed, verdict.losses, verdict.not_judged, [finding.evidence for finding in mine]))
+        why = [finding.evidence for finding in mine]
+        assert any(finding.confidence == "certain" for finding in mine), (seed, verdict.losses, why)
 
         result, verdict, _ = run_round(pair, tmp_path / f"{seed}-twin", kind, format_, seed, twin=True)
         assert result.truth is not None
         assert not result.truth.hit
         assert verdict.findings == (), f"seed {seed}: {verdict.findings}"
         assert verdict.verdict == "clean", f"seed {seed}: {verdict.not_judged}"
-    # Evidence that a busy machine drops weakens the word, never the kind: four rounds of five are certain.
-    assert sure >= len(SEEDS) - 1, weak
 
 
 @pytest.mark.parametrize("kind", TWINNED)
@@ -170,7 +165,7 @@ def test_the_fault_is_named_and_the_same_interleaving_without_it_is_clean(
     else:
         assert places(verdict) == truth.bad_at["read"] | truth.bad_at["end"]
     mine = {f.confidence for f in verdict.findings if f.request.room == room}
-    assert "certain" in mine or verdict.losses, where
+    assert "certain" in mine, (where, verdict.losses)
 
     if kind in DEEDS:
         assert DEEDS[kind](journals(tmp_path / "fault" / "capture"), made)
