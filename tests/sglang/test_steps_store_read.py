@@ -329,6 +329,45 @@ def test_pages_of_a_prefix_and_pages_that_replace_others_are_shared() -> None:
     assert runs([(2, 8)], 0, {2: 7}) == [(2, [8], True)]
 
 
+def test_a_page_that_replaces_one_between_the_last_pass_and_the_send_is_told_as_shared(tmp_path: Path) -> None:
+    """The prefix tree takes the last chunk in before it is sent: no pass comes any more that would tell the page."""
+    recorder = Recorder(Options(capture=tmp_path, mode="pages", seal=False), Process(role="prefill"))
+    engine = FakeEngine(recorder)
+    steps = hook(engine)
+    other, req = engine.start(8, 600, 2), engine.start(9, 600, 3)
+    engine.step([other], [600])
+    engine.step([req], [600])
+    held, own, theirs = req.held, list(req.pages), other.pages[1]
+    # At once, before anything of the pass has arrived on the host.
+    steps.sent(held, 0, np.array([own[0], theirs, own[2]]), shared=True)
+    recorder.emit(Request(9, 0, "finish"))
+    tap = device_tap(recorder)
+    assert tap is not None
+    tap.close(30)
+    recorder.close()
+    assert held.pages == {0: own[0], 1: theirs, 2: own[2]}
+    with open_trace(tmp_path) as trace:
+        alloc, looks, ends = trace.table("alloc"), trace.table("snapshot"), trace.table("request")
+        mine = np.flatnonzero(alloc["room"] == 9).tolist()
+        told = [(int(alloc["logical"][n]), alloc.ragged("pages")[n].tolist(), bool(alloc["shared"][n])) for n in mine]
+        assert sorted(told, key=lambda item: item[2]) == [(0, own, False), (1, [theirs], True)]
+        by_shared = {shared: int(alloc["seq"][n]) for n, (_, _, shared) in zip(mine, told, strict=True)}
+        assert by_shared[False] < looks["seq"].max() < by_shared[True] < ends["seq"].max()
+
+
+def test_pages_that_a_pass_could_not_tell_are_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recorder = Recorder(Options(capture=tmp_path, mode="pages", seal=False), Process(role="prefill"))
+    engine = FakeEngine(recorder)
+    hook(engine)
+    req = engine.start(9, 600, 3)
+    monkeypatch.setattr("capture_hooks.taps.device.PinnedRing.take", lambda *_: None)
+    engine.step([req], [600])
+    recorder.close()
+    with open_trace(tmp_path) as trace:
+        loss = trace.table("loss")
+        assert {str(what): int(n) for what, n in zip(loss["what"], loss["count"], strict=True)}["alloc"] == 1
+
+
 def test_lengths_on_a_device_are_not_asked_for() -> None:
     assert ints([1, 2]) == [1, 2]
     assert ints(torch.tensor([3, 4])) == [3, 4]

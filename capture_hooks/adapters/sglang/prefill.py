@@ -173,14 +173,12 @@ class PrefillHooks:
         for agent in infos:
             self._session.head("announce", keys.announce(held, agent))
         held.over = False  # a request that was put back into the queue comes again in the same room
-        # Passes tell the pages of their requests, a while later. What a scheduler sends of a request before any
-        # pass of it is a prefix that others stored.
-        steps = self._session.steps
+        steps, shared = self._session.steps, self._session.runner is not None
         if steps is not None:
             steps.passed()
-        first = max(0, steps.told(held) - chunk.logical) if steps is not None else 0
-        shared = self._session.runner is not None
-        self._session.owners.give(held, chunk.logical + first, pages[first:], shared=shared)
+            steps.sent(held, chunk.logical, pages, shared=shared)
+        else:
+            self._session.owners.give(held, chunk.logical, pages, shared=shared)
         self._session.worker.queue(chunk)
 
     def _learn_length(self, chunk: Chunk, prefix: int, page_tokens: int) -> None:

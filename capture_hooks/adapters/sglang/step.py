@@ -53,6 +53,7 @@ class Step:
     line: int
     begin: tuple[int, int]  # sequence number and time at its begin
     job: Job
+    asked: int = 0  # requests whose pages it tells of
     parts: list[Part] = field(default_factory=list)
     stores: set[int] = field(default_factory=set)  # buffers whose store was seen
     closing: list[Callable[[], None]] = field(default_factory=list)  # taken when the pass is over

@@ -12,7 +12,7 @@ from capture_hooks.adapters.sglang.pools import PoolBuffer
 from capture_hooks.adapters.sglang.requests import Held
 from capture_hooks.adapters.sglang.step import I64, Row, Seen, Step
 from capture_hooks.codec import StampTuple
-from capture_hooks.events import Snapshot
+from capture_hooks.events import Alloc, Snapshot
 from capture_hooks.layouts import LAYOUTS
 from capture_hooks.taps.pages import emit_snapshot
 
@@ -42,6 +42,7 @@ class StepPages:
             for logical in written_pages(row.before, row.length, judged[0].tokens_per_row, tokens)
         ]
         known = [(row, logical) for row in step.rows for logical in self._wanted(step, row, tokens)]
+        step.asked = len({row.index for row, _ in known})
         looks = written if self._recorder.options.tap("store") else []
         pairs = looks + known
         if not pairs:
@@ -96,11 +97,26 @@ class StepPages:
         for (row, logical), page in zip(pairs, pages.tolist(), strict=True):
             by_row.setdefault(row.index, []).append((logical, page))
         for index, entries in by_row.items():
-            held = held_of[index]
-            news = [(logical, page) for logical, page in entries if held.pages.get(logical) != page]
-            shared = max(0, self._seen(held).shared)
-            for first, run, theirs in runs(news, shared, held.pages):
-                self._session.owners.give(held, first, run, shared=theirs, stamp=stamp)
+            self._tell(held_of[index], entries, stamp)
+
+    def sent(self, tap: DeviceTap, held: Held, logical: int, pages: I64) -> None:
+        """A send names ``pages[i]`` as logical page ``logical + i``, of which passes so far tell.
+
+        The prefix tree may have put its page in the place of the request's own since then: it takes the last chunk in
+        before that is sent. So what the passes tell is waited for, on the tap's thread, and compared.
+        """
+        from capture_hooks.taps.device import Job
+
+        stamp = self._recorder.stamp()
+        entries = list(enumerate(pages.tolist(), logical))
+        tap.submit(Job(), lambda _: self._tell(held, entries, stamp), [(Alloc.TABLE, 1)])
+
+    def _tell(self, held: Held, entries: list[tuple[int, int]], stamp: StampTuple) -> None:
+        """Tell (logical page, page) that are news."""
+        news = [(logical, page) for logical, page in entries if held.pages.get(logical) != page]
+        shared = max(0, self._seen(held).shared)
+        for first, run, theirs in runs(news, shared, held.pages):
+            self._session.owners.give(held, first, run, shared=theirs, stamp=stamp)
 
     def _at_begin(self, step: Step) -> StampTuple:
         """A stamp at the begin of a step, on its stream: what was so when the pass began."""

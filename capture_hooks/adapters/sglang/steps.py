@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING, Any
 import numpy.typing as npt
 
 from capture_hooks.adapters.sglang.requests import Held
-from capture_hooks.adapters.sglang.step import Row, Seen, Step
+from capture_hooks.adapters.sglang.step import I64, Row, Seen, Step
 from capture_hooks.adapters.sglang.step_pages import StepPages
 from capture_hooks.adapters.sglang.versions import Target, at
-from capture_hooks.events import Order, Snapshot, Store
+from capture_hooks.events import Alloc, Order, Snapshot, Store
 from capture_hooks.taps.pages import device_tap
 
 if TYPE_CHECKING:
@@ -196,7 +196,8 @@ class Steps:
                     part(step, arrays)
 
         layers = len(self.session.buffers.judged)
-        tap.submit(step.job, finish, [(Snapshot.TABLE, layers), (Store.TABLE, layers)])
+        lost = [(Snapshot.TABLE, layers), (Store.TABLE, layers)]
+        tap.submit(step.job, finish, [*lost, (Alloc.TABLE, step.asked)] if step.asked else lost)
 
     @property
     def free(self) -> int:
@@ -237,18 +238,26 @@ class Steps:
                 return int(self.passed() >= number)
         return -1
 
-    def told(self, held: Held) -> int:
-        """How many logical pages of a request its passes so far tell of, now or when they have arrived."""
+    def sent(self, held: Held, logical: int, pages: I64, *, shared: bool) -> None:
+        """A send names ``pages[i]`` as logical page ``logical + i`` of a request.
+
+        Passes tell the pages of their requests, a while later. What is sent of a request before any pass of it tells
+        of it is told here; where a scheduler runs (``shared``) it is a prefix that others stored.
+        """
         seen = self._known.get((held.room, held.attempt))
-        return seen.pages if seen is not None else 0
+        first = max(0, seen.pages - logical) if seen is not None else 0
+        self.session.owners.give(held, logical + first, pages[first:], shared=shared)
+        if self._tap is not None and first:
+            self._pages.sent(self._tap, held, logical, pages[:first])
 
     def seen(self, held: Held) -> Seen:
-        """What was recorded of a request so far."""
+        """What was recorded of a request so far. Threads of the scheduler and of the tap ask."""
         key = (held.room, held.attempt)
-        found = self._known.pop(key, None) or Seen()
-        self._known[key] = found
-        if len(self._known) > _MAX_KNOWN:
-            self._known.popitem(last=False)
+        with self._lock:
+            found = self._known.pop(key, None) or Seen()
+            self._known[key] = found
+            if len(self._known) > _MAX_KNOWN:
+                self._known.popitem(last=False)
         return found
 
 
