@@ -1,8 +1,9 @@
 """F02: a page list is too short: the last logical pages are not sent.
 
-Signature: in every layer the first pages are delivered and no descriptor touches the last ones, nor carries their
-source pages anywhere; they keep their old bytes. Or: the sender named more pages of the request than its receiver
-announced, and the request was reported complete all the same; then no page of the receiver is known to look at.
+Signature: in every layer the first pages (of the request, or of each chunk) are delivered and no descriptor touches
+the last ones, nor carries their source pages anywhere; they keep their old bytes. Or: the sender named more pages of
+the request than its receiver announced, and the request was reported complete all the same; then no page of the
+receiver is known to look at.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ Bool = npt.NDArray[np.bool_]
 KIND = Kind(
     code="F02",
     shows=(
-        "the first pages are brought, none from some page on; or the sender named pages that the "
-        "receiver never announced"
+        "the first pages of the request or of a chunk are brought, none from some page on; or the sender "
+        "named pages that the receiver never announced"
     ),
     certain=(
         "the sender's descriptors are all recorded, the old bytes are still there, the allocation "
@@ -49,9 +50,8 @@ def explain(case: Case, evidence: Evidence, bad: Bool, stage: str) -> Explanatio
         np.full(count, case.process), np.full(count, case.request), np.arange(count)
     )
     inside = np.isin(given, sent)
-    # The pages that were sent are the first ones: from some page on, none is.
-    first = int(np.flatnonzero(~inside)[0]) if (~inside).any() else -1
-    if first < 1 or inside[first:].any() or (given < 0).any():
+    missing = _left_out(inside, _chunk_starts(case, evidence)) if (given >= 0).all() else None
+    if not missing:
         return None
     old = still_old(case, bad)
     confidence: Confidence = "certain" if bool((old == bad).all()) else "likely"
@@ -63,10 +63,43 @@ def explain(case: Case, evidence: Evidence, bad: Bool, stage: str) -> Explanatio
         expected=next(stage for stage in ("SE", "SE+", "ST") if case.has(stage)),
         observed="RC",
         evidence=(
-            f"the descriptors bring {counted(first, 'page')} and none from logical page {first} on",
+            _how(missing, len(inside)),
             *(("the pages hold what was there before the transfer",) if confidence == "certain" else ()),
         ),
         runner_up=RunnerUp("F01", "the first pages of the same buffer were sent"),
+    )
+
+
+def _chunk_starts(case: Case, evidence: Evidence) -> set[int]:
+    """Logical pages with which the chunks of the request begin that were sent to this receiver."""
+    descriptors = evidence.descriptors
+    rows = descriptors.sends_to(case.request, case.process)
+    return {int(descriptors.sends["logical"][row]) for row in rows}
+
+
+def _left_out(inside: Bool, starts: set[int]) -> list[tuple[int, int]] | None:
+    """Runs [start, stop) of logical pages that were not sent, where short lists explain them all.
+
+    The pages that were sent are the first ones, and from some page on none is; or the first ones of each chunk: then a
+    run ends where the next chunk begins, and the chunk that it is cut from brought its first page.
+    """
+    edges = np.flatnonzero(np.diff(inside, prepend=True, append=True)).tolist()
+    found = list(zip(edges[::2], edges[1::2], strict=True))
+    for start, stop in found:
+        if start == 0 or (stop < len(inside) and (stop not in starts or start in starts)):
+            return None
+    return found
+
+
+def _how(missing: list[tuple[int, int]], count: int) -> str:
+    first, stop = missing[0]
+    if len(missing) == 1 and stop == count:
+        return f"the descriptors bring {counted(first, 'page')} and none from logical page {first} on"
+    pages = [page for run in missing for page in range(*run)]
+    named = ", ".join(map(str, pages[:8])) + (", ..." if len(pages) > 8 else "")
+    noun = "page" if len(pages) == 1 else "pages"
+    return (
+        f"the descriptors bring the first pages of each chunk and leave out its last: logical {noun} {named}"
     )
 
 

@@ -11,7 +11,7 @@ import pytest
 from replay.verdict import Donor
 from tests.scenarios import pattern
 from tests.scenarios.outcome import expect, page_finding, verdict_of
-from tests.scenarios.scene import Scene
+from tests.scenarios.scene import Job, Scene
 from tests.scenarios.stories import begun, ended, ours
 
 KEEPS = pytest.mark.parametrize("keep", ["bytes", "digests"])
@@ -105,3 +105,39 @@ def test_s10_a_list_of_one_page_where_three_are_registered(
     assert any(
         "the first page and none" in line or "none from logical page 1" in line for line in finding.evidence
     )
+
+
+@KEEPS
+@pytest.mark.parametrize("last_too", [False, True])
+def test_s10_each_chunks_list_lacks_its_last_page(tmp_path: Path, last_too: bool, keep: Any) -> None:
+    """Two chunks of three pages; the first one's list lacks its last page, the second one's perhaps as well."""
+    scene, job = Scene(tmp_path, keep=keep), chunked()
+    begun(scene, job)
+    scene.send(job, [0, 1], chunk=0, last=False)
+    scene.send(job, [3, 4] if last_too else [3, 4, 5], chunk=1)
+    ended(scene, job)
+    verdict = verdict_of(scene)
+    assert {(f.code, f.stage, f.confidence) for f in verdict.findings} == {("F02", "descriptor", "certain")}
+    assert {page.logical for f in verdict.findings for page in f.pages} == ({2, 5} if last_too else {2})
+    wanted = "logical pages 2, 5" if last_too else "logical page 2"
+    assert all(any(line.endswith(wanted) for line in f.evidence) for f in verdict.findings)
+
+
+@KEEPS
+@pytest.mark.parametrize("chunks", [[[0, 1, 3], [4, 5]], [[0, 2], [3, 5]]])
+def test_s10_a_page_left_out_elsewhere_is_no_short_list(
+    tmp_path: Path, chunks: list[list[int]], keep: Any
+) -> None:
+    """Pages from the middle of a chunk."""
+    scene, job = Scene(tmp_path, keep=keep), chunked()
+    begun(scene, job)
+    for number, logical in enumerate(chunks):
+        scene.send(job, logical, chunk=number, last=number == 1)
+    ended(scene, job)
+    verdict = verdict_of(scene)
+    assert verdict.findings
+    assert {(f.code, f.stage) for f in verdict.findings} <= {("unclassified", "descriptor")}
+
+
+def chunked() -> Job:
+    return Job(7000, 0, 384, [21, 22, 23, 24, 25, 26], [5, 6, 7, 8, 9, 10])

@@ -329,7 +329,9 @@ def test_pages_of_a_prefix_and_pages_that_replace_others_are_shared() -> None:
     assert runs([(2, 8)], 0, {2: 7}) == [(2, [8], True)]
 
 
-def test_a_page_that_replaces_one_between_the_last_pass_and_the_send_is_told_as_shared(tmp_path: Path) -> None:
+def test_a_page_that_replaces_one_between_the_last_pass_and_the_send_is_told_as_shared(
+    tmp_path: Path,
+) -> None:
     """The prefix tree takes the last chunk in before it is sent: no pass comes any more that would tell the page."""
     recorder = Recorder(Options(capture=tmp_path, mode="pages", seal=False), Process(role="prefill"))
     engine = FakeEngine(recorder)
@@ -349,7 +351,10 @@ def test_a_page_that_replaces_one_between_the_last_pass_and_the_send_is_told_as_
     with open_trace(tmp_path) as trace:
         alloc, looks, ends = trace.table("alloc"), trace.table("snapshot"), trace.table("request")
         mine = np.flatnonzero(alloc["room"] == 9).tolist()
-        told = [(int(alloc["logical"][n]), alloc.ragged("pages")[n].tolist(), bool(alloc["shared"][n])) for n in mine]
+        told = [
+            (int(alloc["logical"][n]), alloc.ragged("pages")[n].tolist(), bool(alloc["shared"][n]))
+            for n in mine
+        ]
         assert sorted(told, key=lambda item: item[2]) == [(0, own, False), (1, [theirs], True)]
         by_shared = {shared: int(alloc["seq"][n]) for n, (_, _, shared) in zip(mine, told, strict=True)}
         assert by_shared[False] < looks["seq"].max() < by_shared[True] < ends["seq"].max()
