@@ -21,7 +21,6 @@ from replay.cells import Cells, build_cells
 from replay.local_writes import LocalWrites
 from replay.order import Moment
 from replay.page_columns import BufferInfo, column_at
-from replay.receivers import keep_own_looks
 from replay.timeline import Timeline
 from replay.units import units_of
 
@@ -123,7 +122,6 @@ def climb(timeline: Timeline, progress: Progress | None = None, local: LocalWrit
     """Compare ST = SE = RC = LT = RD for every cell of the trace."""
     local = local or LocalWrites(timeline)
     cells = build_cells(timeline, local.origins)
-    keep_own_looks(timeline, cells)
     snaps = timeline.snapshots
     content = {name: column_at(snaps.content, rows) for name, rows in cells.stage.items()}
     matters = cells.valid > 0

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from replay.copies import Copies
 from replay.page_columns import MAX_LOGICAL, column_at
+from replay.receivers import keep_own_looks
 from replay.timeline import Timeline
 
 I64 = npt.NDArray[np.int64]
@@ -95,6 +96,7 @@ def build_cells(timeline: Timeline, copies: Copies | None = None) -> Cells:
         stage[name] = _last(snaps.seq, key, rows[name], universe)
     for name in ("SE", "SE+"):
         stage[name] = _last(snaps.seq, source_key, rows[name], cell_key)
+    keep_own_looks(timeline, cell_key, process, stage)
     # Taken alone, a look at the source after it was given back proves nothing about what the wire carried.
     alone = (stage["SE"] < 0) & (stage["SE+"] >= 0)
     stage["SE+"][alone & np.append(late, False)[stage["SE+"]]] = -1

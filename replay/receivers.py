@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 import numpy.typing as npt
 
 from replay.timeline import Timeline
-
-if TYPE_CHECKING:
-    from replay.cells import Cells
 
 I64 = npt.NDArray[np.int64]
 
@@ -36,30 +31,29 @@ def receivers(timeline: Timeline) -> I64:
     return result
 
 
-def keep_own_looks(timeline: Timeline, cells: Cells) -> None:
-    """Leave each cell the last looks at its source that were taken for a transfer to its own side, or to nobody known.
+def keep_own_looks(timeline: Timeline, cell: I64, process: I64, stage: dict[str, I64]) -> None:
+    """Leave in ``stage`` the last looks at each source that were taken for a transfer to its side, or to nobody known.
 
-    A page may be sent to several receivers one after the other, and be another by the time of the last look.
+    ``cell`` and ``process`` are the columns of the cells whose looks "SE" and "SE+" are in ``stage``. A page may be
+    sent to several receivers one after the other, and be another by the time of the last look.
     """
     sends, to = timeline.trace.table("send"), receivers(timeline)
     if len(np.unique(to[to >= 0])) < 2:
         return
     pairs = zip(sends["process"].tolist(), sends["transfer"].tolist(), strict=True)
     peer_of = dict(zip(pairs, to.tolist(), strict=True))
-    snaps, processes = timeline.snapshots, len(timeline.trace.processes)
-    wanted = timeline.cell(cells.request, cells.slot, cells.logical)
+    snaps = timeline.snapshots
     for name, moment in (("SE", "before"), ("SE+", "after")):
         rows = snaps.where("SE", moment)
         columns = zip(snaps.process[rows].tolist(), snaps.transfer[rows].tolist(), strict=True)
         peer = np.array([peer_of.get(pair, -1) for pair in columns], np.int64)
         key = timeline.cell(snaps.request[rows], snaps.slot[rows], snaps.logical[rows])
-        known = cells.stage[name] >= 0
-        best = np.full(len(cells), -1, np.int64)
-        for process in range(processes):
-            mine = np.flatnonzero(known & (cells.process == process))
-            there = np.flatnonzero((key >= 0) & ((peer == process) | (peer < 0)))
+        best = np.full(len(cell), -1, np.int64)
+        for number in range(len(timeline.trace.processes)):
+            mine = np.flatnonzero((stage[name] >= 0) & (process == number))
+            there = np.flatnonzero((key >= 0) & ((peer == number) | (peer < 0)))
             there = there[np.lexsort((snaps.seq[rows[there]], key[there]))]
             if len(mine) and len(there):
-                at = np.maximum(np.searchsorted(key[there], wanted[mine], side="right") - 1, 0)
-                best[mine] = np.where(key[there[at]] == wanted[mine], rows[there[at]], -1)
-        cells.stage[name][:] = best
+                at = np.maximum(np.searchsorted(key[there], cell[mine], side="right") - 1, 0)
+                best[mine] = np.where(key[there[at]] == cell[mine], rows[there[at]], -1)
+        stage[name] = best
