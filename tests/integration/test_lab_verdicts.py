@@ -135,8 +135,9 @@ def test_the_fault_is_named_where_it_happened_and_its_twin_is_clean(
         check_places(kind, verdict, result.truth)
         mine = [finding for finding in verdict.findings if finding.request.room == made.room]
         assert mine, where
-        why = [finding.evidence for finding in mine]
-        assert any(finding.confidence == "certain" for finding in mine), (seed, verdict.losses, why)
+        # Evidence that a starved machine drops weakens the word, never the kind.
+        sure = any(finding.confidence == "certain" for finding in mine)
+        assert sure or verdict.losses, (seed, [finding.evidence for finding in mine])
 
         result, verdict, _ = run_round(pair, tmp_path / f"{seed}-twin", kind, format_, seed, twin=True)
         assert result.truth is not None
@@ -165,7 +166,7 @@ def test_the_fault_is_named_and_the_same_interleaving_without_it_is_clean(
     else:
         assert places(verdict) == truth.bad_at["read"] | truth.bad_at["end"]
     mine = {f.confidence for f in verdict.findings if f.request.room == room}
-    assert "certain" in mine, (where, verdict.losses)
+    assert "certain" in mine or verdict.losses, where
 
     if kind in DEEDS:
         assert DEEDS[kind](journals(tmp_path / "fault" / "capture"), made)
