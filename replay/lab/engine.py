@@ -40,7 +40,8 @@ class Engine(ABC):
         self.metadata = MetadataSlots(config.metadata_slots)
         self.error = ""
         self._router = router
-        self._inbox: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
+        # No ``SimpleQueue``: it is waited for with a timeout (see ``Sender``).
+        self._inbox: queue.Queue[tuple[str, Any]] = queue.Queue()
         self._stop = threading.Event()
         wire = Wire(config.bandwidth, config.window)
         self.transport = create(

@@ -260,7 +260,7 @@ def test_a_library_that_fails_ends_the_round_and_not_only_its_thread(side: str) 
         def progress(self) -> None:
             raise RuntimeError("the library fell over")
 
-    told: queue.SimpleQueue[BaseException] = queue.SimpleQueue()
+    told: queue.Queue[BaseException] = queue.Queue()
     transport = Falling(
         "prefill", np.zeros((1, 2, 16), np.uint8), np.zeros((1, 64), np.uint8), Wire(1e9, 1 << 20), Barriers()
     )
@@ -279,7 +279,7 @@ def test_a_library_that_fails_ends_the_round_and_not_only_its_thread(side: str) 
 
 def test_a_handler_that_fails_is_told_and_not_only_its_thread_ends(channels: tuple[Channel, Channel]) -> None:
     left, right = channels
-    told: queue.SimpleQueue[BaseException] = queue.SimpleQueue()
+    told: queue.Queue[BaseException] = queue.Queue()
 
     def handler(message: Message) -> None:
         raise KeyError(message["kind"])
