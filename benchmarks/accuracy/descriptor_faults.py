@@ -207,6 +207,8 @@ class LayoutPermuted(ArrivesWrong):
         if self.variant == "descriptor":
             self.how = "interleaved" if page.scale_bytes and self.how == "tiles" else self.how
             self.how = "rows" if self.how == "tiles" else self.how
+        # An order shows in the rows that it moves: of one or two nobody can tell where they came from.
+        self.victim.rows = max(16, self.victim.rows)
         if self.variant == "read":
             self.how = "interleaved" if page.scale_bytes else "tiles"
             recording.bytes, self.victim.sampled = True, True
