@@ -87,7 +87,7 @@ def _tell(item: Checked, verbose: bool) -> None:
     if count > len(shown):
         lines.append(f"and {count - len(shown):,} more (--verbose)")
     if count:
-        lines.append("Seal its journal again, or copy it once more from where it is whole")
+        lines.append(item.todo)
     if item.ignored:
         lines.append(f"not known to this version and not checked: {', '.join(item.ignored)}")
     for line in lines:

@@ -37,6 +37,9 @@ class Checked:
 
     path: Path
     problems: list[Problem] = field(default_factory=list)
+    todo: str = (
+        "Seal its journal again, or copy it once more from where it is whole"  #: what to do about them
+    )
     records: int = 0
     contents: int = 0
     contents_with_bytes: int = 0
@@ -52,6 +55,7 @@ def verify(path: Path, progress: Progress | None = None) -> Checked:
         file = TraceFile(path)
     except TraceError as error:
         checked.problems.append(_problem(error))
+        checked.todo = error.todo or checked.todo
         return checked
     try:
         for step in (_check_tables, _check_blobs, _check_contents):

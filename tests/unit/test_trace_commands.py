@@ -152,6 +152,18 @@ def test_verify_tells_whole_lossy_and_damaged_apart(
     assert (code, out.splitlines()[0]) == (0, f"{tmp_path / 'clean.h5'}: whole")
 
 
+@pytest.mark.parametrize(
+    ("content", "advice"), [(b"no trace", "Give a trace (.h5)"), (b"", "Seal its journal again")]
+)
+def test_verify_says_what_to_do_with_a_file_that_cannot_be_opened(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: bytes, advice: str
+) -> None:
+    path = tmp_path / "some.h5"
+    path.write_bytes(content)
+    code, out, _ = call(capsys, "verify", path)
+    assert (code, advice in out) == (4, True), out
+
+
 @pytest.mark.parametrize("command", ["info", "verify", "merge"])
 def test_a_file_that_is_no_trace_is_exit_code_4_with_what_to_do(
     command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
