@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 from types import SimpleNamespace
 from typing import Any
 
 import sglang_host
 
-from tests.gpu.stages.model import twin_logits
+from tests.gpu.stages.model import twin_gathered_logits, twin_logits
 
 PAGE = 64
 LAYERS = 3
@@ -44,6 +45,8 @@ class Sparse(sglang_host.Endpoint):
 
         sys.modules["deep_gemm"] = types.ModuleType("deep_gemm")
         sys.modules["deep_gemm"].fp8_paged_mqa_logits = twin_logits  # type: ignore[attr-defined]
+        sys.modules["deep_gemm"].fp8_mqa_logits = twin_gathered_logits  # type: ignore[attr-defined]
+        assert utils.resolve_fp8_mqa_logits_fn() is twin_gathered_logits
         assert utils.resolve_fp8_paged_mqa_logits_fn() is twin_logits
         return super()._manager(port)
 
@@ -119,8 +122,10 @@ class Sparse(sglang_host.Endpoint):
             for layer in range(LAYERS):
                 if layer != SKIPPED or len(self._index()) == LAYERS:
                     self._store(forward_batch, layer, tokens, way)
-                    if read:
+                    if read and decode:
                         self._read(layer, req)
+                    elif read:
+                        self._read_gathered(forward_batch, layer, req, tokens)
             return SimpleNamespace(can_run_graph=False)
 
         steps = self.session.steps
@@ -174,6 +179,34 @@ class Sparse(sglang_host.Endpoint):
             indexer, SimpleNamespace(forward_mode=decode), layer, query, weights, metadata
         )
 
+    def _read_gathered(self, batch: Any, layer: int, req: Any, tokens: int) -> None:
+        """By the indexer's own method down to the pool's gather and the logits function (a stand-in for DeepGEMM's)."""
+        import torch
+        from sglang.srt.layers.attention.dsa import dsa_indexer
+
+        class Placed(torch.Tensor):
+            """The indexer insists on a device with a number."""
+
+            device = property(lambda _: torch.device("cpu", 0))  # type: ignore[assignment]
+
+        pages = (self.table[req.kv.req_pool_idx : req.kv.req_pool_idx + 1, ::PAGE] // PAGE).contiguous()
+        whole = torch.tensor([req.length], dtype=torch.int32)
+        ends = torch.arange(req.length - tokens, req.length, dtype=torch.int32) + 1
+        metadata = SimpleNamespace(
+            get_logical_page_table=lambda: pages, get_indexer_kvcache_range=lambda: (torch.zeros_like(ends), ends),
+            get_indexer_seq_len_cpu=lambda: whole, get_indexer_seq_len=lambda: whole,
+            get_seqlens_expanded=lambda: ends, get_token_to_batch_idx=lambda: torch.zeros_like(ends),
+            topk_transform=lambda logits, k, ks: logits[:, :k].int(),
+        )  # fmt: skip
+        indexer = SimpleNamespace(
+            index_topk=32, _with_real_sm_count=contextlib.nullcontext, _mask_init_and_local_tokens=lambda *_: None,
+            _pad_heads_for_deep_gemm=lambda q, w: (q.as_subclass(torch.Tensor), w, 4),
+        )  # fmt: skip
+        query = torch.randn(tokens, 4, 128).to(torch.float8_e4m3fn).as_subclass(Placed)
+        dsa_indexer.Indexer._get_topk_ragged(
+            indexer, False, batch, layer, query, torch.rand(tokens, 4, 1), metadata
+        )
+
     def move(self) -> None:
         """The pool moves rows by itself."""
         import torch
@@ -181,4 +214,9 @@ class Sparse(sglang_host.Endpoint):
         self.pool.move_kv_cache(torch.tensor([70]), torch.tensor([71]))
 
     def settle(self) -> None:
-        self.session.settle(20.0)
+        """Wait for what is on its way from the device; the tap goes on."""
+        from capture_hooks.taps.pages import device_tap
+
+        tap = device_tap(self.session.recorder)
+        assert tap is not None
+        assert tap.flush(20.0)

@@ -1,7 +1,8 @@
 """V3.2 in SGLang 0.5.23: its own pool, indexer methods and managers, one row of index-K a token in pages of 64.
 
-Stores go down to the pool's setter (this device has no fused kernel), reads to a twin of DeepGEMM's function. The
-top-k of this model is not recorded, and a store's inputs are not kept.
+Stores go down to the pool's setter (this device has no fused kernel), reads to twins of DeepGEMM's functions: of
+gathered keys in a prefill, by pages in a decode pass. The top-k of this model is not recorded, and a store's inputs are
+not kept.
 """
 
 from __future__ import annotations
@@ -39,10 +40,10 @@ def serve(
     pair.decode.receive(room=room, pages=destination[:3])
     assert pair.prefill.open(room=room, pages=3) == 2
     pair.prefill.start(room=room, row=1, pages=source)
-    first = pair.prefill.step(room=room, tokens=100)
+    first = pair.prefill.step(room=room, tokens=100, read=True)
     assert first == [source[i // 64] * 64 + i % 64 for i in range(100)]
     pair.prefill.send_all(room=room, pages=source[:1], tokens=64, states=None)
-    pair.prefill.step(room=room, tokens=50)  # goes on in the page whose main cache is not sent yet
+    pair.prefill.step(room=room, tokens=50, read=True)  # goes on in the page whose main cache is not sent yet
     pair.prefill.settle()
     if wrong == "source":
         pair.prefill.write(pages=source[1:2], seed=5)
@@ -91,10 +92,15 @@ def test_a_whole_request_is_clean(host: sglang_pair.Host, tmp_path: Path, capsys
     assert {(r.rows, tuple(r.table.tolist()), r.kernel) for r in reads} == {
         (151, (2, 8, 4), "deep_gemm.fp8_paged_mqa_logits"), (152, (2, 8, 4), "deep_gemm.fp8_paged_mqa_logits")
     }  # fmt: skip
+    gathered = of(events["prefill"], Read)
+    assert {(r.rows, tuple(r.table.tolist()), r.kernel, len(r.logits)) for r in gathered} == {
+        (100, (3, 5), "deep_gemm.fp8_mqa_logits", 100), (150, (3, 5, 9), "deep_gemm.fp8_mqa_logits", 150)
+    }  # fmt: skip
     with open_trace(tmp_path / "capture") as trace:
         verdict = judge(trace, JudgeOptions(sample=0))
     assert verdict.verdict == "clean", (verdict.findings, verdict.not_judged)
-    assert verdict.scope["reads"]["rows"] == verdict.scope["reads"]["rows_reproduced"] > 2 * 2 * 150
+    assert verdict.scope["reads"]["rows"] == verdict.scope["reads"]["rows_reproduced"]
+    assert verdict.scope["reads"]["rows"] > 2 * (2 * 150 + 100 + 150)
 
 
 def test_a_source_that_changed_before_the_post_is_named(host: sglang_pair.Host, tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ NEWER = {
     "NixlKVManager._await_handles",
     "SchedulerDisaggregationDecodeMixin._handle_kv_checksum_mismatch",
     "SchedulerDisaggregationDecodeMixin._verify_kv_checksums",
+    "read_gathered_torch",
     "setter_index_k_norm_rope_pack_store",
     "setter_index_k_rope_pack",
 }

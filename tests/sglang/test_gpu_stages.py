@@ -56,7 +56,7 @@ def test_the_whole_way_with_stand_ins(tmp_path: Path) -> None:
     result = json.loads(done.stdout.splitlines()[-1])
     assert result["complaints"] == []
     assert [(r["fault"], set(r["named"])) for r in result["eager"]["requests"]] == [
-        ("", set()), *((stage, {stage}) for stage in ("source", "read-kernel", "top-k")), ("", set())
+        ("", set()), *((stage, {stage}) for stage in ("source", "read-kernel", "top-k", "read-kernel")), ("", set())
     ]  # fmt: skip
     assert [(r["fault"], set(r["named"])) for r in result["graph"]["requests"]] == [
         ("", set()), ("store", {"store"}), ("", set())

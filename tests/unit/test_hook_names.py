@@ -57,7 +57,8 @@ def test_every_name_that_failures_are_counted_under_is_a_hook_or_own_work() -> N
 def test_a_read_hook_that_always_fails_is_detached_under_its_own_name(tmp_path: Path, target: str) -> None:
     pytest.importorskip("torch")
     from capture_hooks.adapters.sglang.patch import Patches
-    from capture_hooks.adapters.sglang.read import KERNELS, ReadHooks, _Layer
+    from capture_hooks.adapters.sglang.read import KERNELS, ReadHooks
+    from capture_hooks.adapters.sglang.sampled import Layer
     from capture_hooks.taps.methods import wrapped
 
     recorder = Recorder(Options(capture=tmp_path, seal=False, hook_errors=3), Process("decode"))
@@ -67,7 +68,7 @@ def test_a_read_hook_that_always_fails_is_detached_under_its_own_name(tmp_path: 
         recorder=recorder, buffers=None, patches=Patches(recorder, (), "0.5.23", "decode")
     )
     reads = ReadHooks(session, steps)
-    reads._now = _Layer()
+    reads.now = Layer()
     calls: list[tuple[Any, ...]] = []
     body = reads.kernel(target, KERNELS[target][1])
     kernel = wrapped(recorder, hook_name(target), lambda *args: calls.append(args), around=body)

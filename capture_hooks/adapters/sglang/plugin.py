@@ -37,6 +37,7 @@ MODULES: tuple[str, ...] = (
     "steps",
     "store",
     "read",
+    "gathered",
     "sparse",
     "worker",
     "prefill",

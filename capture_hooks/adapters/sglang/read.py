@@ -12,14 +12,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from capture_hooks.adapters.sglang.patch import hook_name
-from capture_hooks.adapters.sglang.sampled import Taken, page_count, tell
+from capture_hooks.adapters.sglang.sampled import Layer, Taken, page_count, query_row, tell
 from capture_hooks.adapters.sglang.step import Row, Step
 from capture_hooks.adapters.sglang.steps import Steps
 from capture_hooks.adapters.sglang.versions import EVERYWHERE, REPLACED, Target, at
@@ -52,11 +51,6 @@ HOOKS: tuple[Target, ...] = (
     Target(
         "read_layer", "top-k", at(_INDEXER, "C4IndexerBackendMixin.forward_c4_indexer"), takes=("c4_indexer",)
     ),
-    Target(
-        "read_gathered",
-        "read of gathered keys",
-        at("mem_cache.deepseek_v4_memory_pool", "DeepSeekV4TokenToKVPool.get_index_k_scale_buffer"),
-    ),
 )
 
 #: Kernels that round on the way to 16 bits: the bound of logits is that of fp32, so theirs are not recorded.
@@ -71,17 +65,6 @@ def install(session: Session) -> None:
         if not variable or os.environ.get(variable, "").strip().lower() in ("1", "true", "yes"):
             session.patches.wrap(name, around=hooks.kernel(name, kernel))
     session.patches.wrap("read_layer", around=hooks.layer)
-    session.patches.wrap("read_gathered", before=hooks.gathered)
-
-
-@dataclass(slots=True)
-class _Layer:
-    """The call for one layer while it runs."""
-
-    rows: int = 0  # query rows that kernels have done so far
-    k: int = -1
-    busy: bool = False  # a kernel runs: what it calls is a part of it
-    reads: list[Taken] = field(default_factory=list)
 
 
 class ReadHooks:
@@ -90,7 +73,7 @@ class ReadHooks:
     def __init__(self, session: Session, steps: Steps) -> None:
         self.session, self.steps = session, steps
         self.recorder = session.recorder
-        self._now: _Layer | None = None
+        self.now: Layer | None = None  #: the layer that runs
         self._whole = True
         steps.on_unseen.append(self.incomplete)
         steps.on_runner.append(self.look_for_others)
@@ -110,11 +93,6 @@ class ReadHooks:
         if getattr(getattr(runner, "server_args", None), REPLACED, False):
             self.incomplete(f"another plug-in's kernels may read past the hooks on the read ({REPLACED})")
 
-    def gathered(self, *_: Any, **__: Any) -> None:
-        """Keys are gathered and read from the copy (one long prompt alone): that read is not recorded."""
-        if self.session.role == "server":
-            self.incomplete("a read of gathered keys (SGLANG_OPT_DSV4_NONPAGED_INDEXER) is not recorded")
-
     # -- the layer around the kernel -------------------------------------------------------------------------
 
     def layer(self, original: Callable[..., Any], backend: Any, *args: Any, **keywords: Any) -> Any:
@@ -124,14 +102,15 @@ class ReadHooks:
         step = self.steps.now
         if step is None:
             return original(backend, *args, **keywords)
-        layer = self._now = _Layer()
+        layer = self.now = Layer()
         with self.recorder.guard("sglang.read_layer"):
             layer.k = int(getattr(keywords.get("c4_indexer"), "index_topk", -1))
         try:
             found = original(backend, *args, **keywords)
         finally:
-            self._now = None
+            self.now = None
         with self.recorder.guard("sglang.read_layer"):
+            self._over(step, layer)
             if layer.reads:
                 top_k = backend.forward_metadata.core_metadata.c4_sparse_page_indices
                 for taken in layer.reads:
@@ -143,13 +122,31 @@ class ReadHooks:
 
     def plain_layer(self, original: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
         """Around a layer whose top-k is not taken: kernels below it belong to this call."""
-        if self.steps.now is None:
+        step = self.steps.now
+        if step is None:
             return original(*args, **keywords)
-        self._now = _Layer()
+        layer = self.now = Layer()
         try:
-            return original(*args, **keywords)
+            found = original(*args, **keywords)
         finally:
-            self._now = None
+            self.now = None
+        with self.recorder.guard("sglang.sparse_read"):
+            self._over(step, layer)
+        return found
+
+    def _over(self, step: Step, layer: Layer) -> None:
+        """A layer is over: it must have read for all rows of the pass, and all that it gathered, by hooked functions.
+
+        Where it had a part of the rows (two-batch overlap, context parallel) its first is not the first of the batch:
+        what was put by of it may be another request's.
+        """
+        if step.extend and 0 < layer.rows < step.queries:
+            self.incomplete("a layer read for a part of a pass: whose rows they are is not known")
+            layer.reads.clear()
+            layer.parts.clear()
+        elif layer.left:
+            self.incomplete("gathered keys were read by a function that is not hooked")
+        step.parts += layer.parts
 
     # -- the kernel ------------------------------------------------------------------------------------------
 
@@ -158,7 +155,7 @@ class ReadHooks:
         guard = self.recorder.guard(hook_name(target))
 
         def around(original: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
-            step, layer = self.steps.now, self._now
+            step, layer = self.steps.now, self.now
             if step is None:
                 return original(*args, **keywords)
             if layer is None or len(args) < 5:
@@ -187,7 +184,7 @@ class ReadHooks:
     def _before(
         self,
         step: Step,
-        layer: _Layer,
+        layer: Layer,
         kernel: str,
         query: Any,
         cache: Any,
@@ -204,7 +201,7 @@ class ReadHooks:
             self.incomplete("a read of a buffer that is not in the inventory")
             return None
         self._tables(step, buffer, table, lengths)
-        here = [row for row in self._sampled(step) if first <= _query_row(step, row) < first + count]
+        here = [row for row in self.sampled(step) if first <= query_row(step, row) < first + count]
         if not here:
             return None
         rows_of_page = LAYOUTS[buffer.format].rows
@@ -223,7 +220,7 @@ class ReadHooks:
     def _after(
         self,
         step: Step,
-        layer: _Layer,
+        layer: Layer,
         taken: Taken,
         logits: Any,
         query: Any,
@@ -253,7 +250,7 @@ class ReadHooks:
             table[:, : self._width(taken.rows, taken.buffer, table)].index_select(0, rows)
         )
         layer.reads.append(taken)
-        step.parts.append(lambda step, arrays: tell(self.recorder, step, taken, arrays))
+        layer.parts.append(lambda step, arrays: tell(self.recorder, step, taken, arrays))
 
     def _width(self, rows: list[Row], buffer: PoolBuffer, table: Any) -> int:
         """Columns of a table that rows of these lengths use, and one more."""
@@ -264,7 +261,7 @@ class ReadHooks:
         """Query rows of ``rows`` on the device, uploaded once a pass."""
         key = ("query rows", tuple(row.index for row in rows))
         if key not in step.extra:
-            step.extra[key] = self.steps.upload(np.array([_query_row(step, row) for row in rows], np.int64))
+            step.extra[key] = self.steps.upload(np.array([query_row(step, row) for row in rows], np.int64))
         return step.extra[key]
 
     def _page_ids(self, step: Step, taken: Taken, table: Any, first: int) -> Any:
@@ -281,7 +278,7 @@ class ReadHooks:
 
     # -- which rows ------------------------------------------------------------------------------------------
 
-    def _sampled(self, step: Step) -> list[Row]:
+    def sampled(self, step: Step) -> list[Row]:
         """Rows of a pass that are recorded whole; decided once, for all layers."""
         if "sampled" not in step.extra:
             step.extra["sampled"] = self._sample(step) if self.recorder.options.tap("read") else []
@@ -340,7 +337,7 @@ class ReadHooks:
     ) -> None:
         """Record tables that differ from the last one recorded of their request."""
         rows_of_page = LAYOUTS[buffer.format].rows
-        whole = {row.index for row in self._sampled(step)}
+        whole = {row.index for row in self.sampled(step)}
         for row in step.rows:
             rows = int(arrays[places["lengths"]][row.index])
             used = page_count(rows, rows_of_page)
@@ -357,11 +354,6 @@ class ReadHooks:
             self.recorder.emit_at(
                 Read(row.held.room, row.held.attempt, buffer.number, step.number, rows, before, after), stamp
             )
-
-
-def _query_row(step: Step, row: Row) -> int:
-    """Query row of a request's newest token."""
-    return row.start + row.length - row.before - 1 if step.extend else row.index
 
 
 def _extent(table: Any) -> int:

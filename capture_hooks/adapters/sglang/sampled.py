@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from capture_hooks.adapters.sglang.step import Row, Step
+from capture_hooks.adapters.sglang.step import Part, Row, Step
 from capture_hooks.codec import StampTuple
 from capture_hooks.events import Read, Snapshot
 from capture_hooks.layouts import LAYOUTS
@@ -36,12 +36,40 @@ class Taken:
     stamp: StampTuple = (-1, -1, 0, -1, 0, 0)
     last: StampTuple = (-1, -1, 0, -1, 0, 0)
     table: int = -1
+    table_after: int = -1  # of this call alone; -1: the pass has it, or nobody
     lengths: int = -1
+    gathered: int = -1  # keys of the row that were copied before they were scored
     query: int = -1
     weights: int = -1
     logits: int = -1
     top_k: int = -1
     k: int = -1
+
+
+@dataclass(slots=True)
+class Gathered:
+    """A copy of keys that one layer gathered. ``waiting`` are the sampled rows whose logits are still to come."""
+
+    keys: int  # address of the copy
+    waiting: list[Taken]
+    read: bool = False  # logits were made of it
+
+
+@dataclass(slots=True)
+class Layer:
+    """The call for one layer while it runs."""
+
+    rows: int = 0  # query rows that kernels have done so far
+    k: int = -1
+    busy: bool = False  # a kernel runs: what it calls is a part of it
+    reads: list[Taken] = field(default_factory=list)
+    parts: list[Part] = field(default_factory=list)  # records of ``reads``, once it is known whose they are
+    gathered: Gathered | None = None
+
+    @property
+    def left(self) -> bool:
+        """Whether keys were gathered of which not all logits were seen."""
+        return self.gathered is not None and (not self.gathered.read or bool(self.gathered.waiting))
 
 
 def tell(recorder: Recorder, step: Step, taken: Taken, arrays: list[npt.NDArray[Any]]) -> None:
@@ -50,7 +78,7 @@ def tell(recorder: Recorder, step: Step, taken: Taken, arrays: list[npt.NDArray[
     held_buffer = recorder.inventory.buffer(taken.buffer.number)
     lengths = arrays[taken.lengths].astype(np.int64)
     after = None
-    if "tables" in step.extra and "after" in step.extra["tables"]:
+    if taken.table_after < 0 and "tables" in step.extra and "after" in step.extra["tables"]:
         after = arrays[step.extra["tables"]["after"]]
     places = np.array([place for place, _ in taken.pages], np.int64)
     logical = np.array([page for _, page in taken.pages], np.int64)
@@ -88,10 +116,14 @@ def tell(recorder: Recorder, step: Step, taken: Taken, arrays: list[npt.NDArray[
                 more["top_k"] = request_rows(
                     arrays[taken.top_k][place][:wanted].astype(np.int64), table[:used], rows_of_page
                 )
+        then = np.zeros(0, np.int64)
+        if taken.table_after >= 0:
+            then = arrays[taken.table_after][place, :used].astype(np.int64)
+        elif after is not None:
+            then = after[row.index, :used].astype(np.int64)
         recorder.emit_at(
             Read(
-                row.held.room, row.held.attempt, taken.buffer.number, step.number, rows, table[:used],
-                np.zeros(0, np.int64) if after is None else after[row.index, :used].astype(np.int64),
+                row.held.room, row.held.attempt, taken.buffer.number, step.number, rows, table[:used], then,
                 taken.k, taken.kernel, **more,
             ),
             taken.stamp,
@@ -127,6 +159,11 @@ def e4m3_values() -> F32:
 
 
 E4M3 = e4m3_values()
+
+
+def query_row(step: Step, row: Row) -> int:
+    """Query row of a request's newest token in a pass."""
+    return row.start + row.length - row.before - 1 if step.extend else row.index
 
 
 def page_count(rows: int, rows_of_page: int) -> int:

@@ -4,8 +4,8 @@ A store is one of two fused kernels, or a setter of the pool where there is no s
 the pass's tokens, so its rows are known without a plan. What it is given is no raw key as in V4 (norm, rotation and
 transform may lie before it), so its inputs are not kept: pages are compared, stores are not done again.
 
-The read is V4's, called by another layer. The top-k is left alone: what the layer returns depends on the attention
-backend. A prefill gathers its keys first, as V4 does for long prompts.
+The read is V4's, called by another layer: by pages in a decode pass, of gathered keys in a prefill
+(``gathered.py``). The top-k is left alone: what the layer returns depends on the attention backend.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
 _INDEXER = "layers.attention.dsa.dsa_indexer"
 _POOL = "mem_cache.memory_pool"
-_RESOLVER = "sglang.srt.layers.attention.dsa.utils", "resolve_fp8_paged_mqa_logits_fn"
+_UTILS = "sglang.srt.layers.attention.dsa.utils"
+_RESOLVERS = ("resolve_fp8_paged_mqa_logits_fn", "resolve_fp8_mqa_logits_fn")
 
 HOOKS: tuple[Target, ...] = (
     # Where they are defined: the indexer imports them from there, on CUDA only.
@@ -61,11 +62,7 @@ HOOKS: tuple[Target, ...] = (
         "sparse_norm_layer", "step", at(_INDEXER, "Indexer._fused_k_prepare_and_store"), takes=("layer_id",)
     ),
     Target("sparse_read", "step", at(_INDEXER, "Indexer._get_topk_paged"), takes=("layer_id",)),
-    Target(
-        "sparse_gathered",
-        "read of gathered keys",
-        at(_POOL, "DSATokenToKVPool.get_index_k_scale_buffer"),
-    ),
+    Target("sparse_ragged", "step", at(_INDEXER, "Indexer._get_topk_ragged"), takes=("layer_id",)),
     Target("sparse_move", "other writers", at(_POOL, "DSATokenToKVPool.move_kv_cache")),
     Target("sparse_load", "other writers", at(_POOL, "DSATokenToKVPool.load_cpu_copy")),
 )
@@ -83,13 +80,12 @@ def install(session: Session) -> None:
     wrap("sparse_norm_store", after=hooks.stored)
     wrap("sparse_setter", after=hooks.set)
     wrap("sparse_read", around=session.reads.plain_layer)
-    wrap("sparse_gathered", before=session.reads.gathered)
+    wrap("sparse_ragged", around=session.reads.plain_layer)
     for name, what in (("sparse_move", "move_kv_cache"), ("sparse_load", "load_cpu_copy")):
         wrap(name, before=session.stores.tripwire(what))
     with session.recorder.guard("sglang.sparse_read"):
-        module, name = _RESOLVER
-        found = getattr(importlib.import_module(module), name, None)
-        if found is not None:
+        utils = importlib.import_module(_UTILS)
+        for found in filter(None, (getattr(utils, name, None) for name in _RESOLVERS)):
             found.cache_clear()  # it keeps the logits function that it found first: from now on the hooked one
 
 

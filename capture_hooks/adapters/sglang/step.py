@@ -54,6 +54,7 @@ class Step:
     begin: tuple[int, int]  # sequence number and time at its begin
     job: Job
     asked: int = 0  # requests whose pages it tells of
+    queries: int = 0  # query rows of all requests of the batch
     parts: list[Part] = field(default_factory=list)
     stores: set[int] = field(default_factory=set)  # buffers whose store was seen
     closing: list[Callable[[], None]] = field(default_factory=list)  # taken when the pass is over

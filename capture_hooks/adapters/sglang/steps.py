@@ -123,7 +123,7 @@ class Steps:
         told, self.on_runner = self.on_runner, []
         for tell in told:
             tell(runner)
-        rows = self._rows(batch)
+        rows, queries = self._rows(batch)
         if not rows:
             return None  # warm-up, health check, idle
         tap = self._tap_of_pools()
@@ -134,6 +134,7 @@ class Steps:
         mark = self.recorder.mark()
         self._number += 1
         step = Step(self._number, not _is_decode(batch), rows, tap.line(), (mark.seq, mark.ns), Job())
+        step.queries = queries
         key = f"{self.session.role}{self.session.rank}.step.{step.number}"
         self.recorder.tail("queue", key)
         self.recorder.emit(Order("queue", key, "head"), stream=step.line)
@@ -148,21 +149,21 @@ class Steps:
                 self._tap = device_tap(self.recorder, judged[0].tensor.device)
         return self._tap
 
-    def _rows(self, batch: Any) -> list[Row]:
-        """Known requests of a batch; empty where the host does not know the lengths."""
+    def _rows(self, batch: Any) -> tuple[list[Row], int]:
+        """Known requests of a batch, and query rows of all of it; empty where the host does not know the lengths."""
         reqs, rids = self._batch, getattr(batch, "rids", None)
         mode = batch.forward_mode
         if not reqs or mode.is_idle() or (rids is not None and [r.rid for r in reqs] != list(rids)):
-            return []
+            return [], 0
         if mode.is_target_verify() or mode.is_draft_extend_v2():
             self.unseen("speculative decoding: rows of drafts are not followed")
-            return []
+            return [], 0
         lengths = ints(batch.seq_lens_cpu)
         decode = _is_decode(batch)
         before = [n - 1 for n in lengths] if decode else ints(batch.extend_prefix_lens_cpu)
         added = [1] * len(lengths) if decode else ints(batch.extend_seq_lens_cpu)
         if not (len(reqs) == len(lengths) == len(before) == len(added)):
-            return []
+            return [], 0
         rows, start = [], 0
         for index, req in enumerate(reqs):
             held = self.session.scheduler.of(req)
@@ -171,7 +172,7 @@ class Steps:
             if held is not None and not held.mark:
                 rows.append(Row(index, held, before[index], before[index] + added[index], start))
             start += added[index]
-        return rows
+        return rows, start
 
     def _end(self, step: Step, runner: Any, batch: Any, graph: bool) -> None:
         tap = self._tap
@@ -198,6 +199,11 @@ class Steps:
         layers = len(self.session.buffers.judged)
         lost = [(Snapshot.TABLE, layers), (Store.TABLE, layers)]
         tap.submit(step.job, finish, [*lost, (Alloc.TABLE, step.asked)] if step.asked else lost)
+
+    @property
+    def requests(self) -> int:
+        """Requests of the batch that runs, those that nobody follows among them."""
+        return len(self._batch)
 
     @property
     def free(self) -> int:

@@ -3,6 +3,7 @@
     python tests/gpu/sglang_server/pair.py rates  --site SITE --nixl NIXL --out OUT [--graphs] [--rounds 3]
     python tests/gpu/sglang_server/pair.py faults --site SITE --nixl NIXL --out OUT
     python tests/gpu/sglang_server/pair.py races  --site SITE --nixl NIXL --out OUT
+    python tests/gpu/sglang_server/pair.py long   --site SITE --nixl NIXL --out OUT
 
 SITE holds SGLang 0.5.16 and what it needs, NIXL the nixl packages; neither need be installed. The model is a tiny
 DeepSeek-V4 with dummy weights (``config.json``). kv-replay is installed as an entry point and ``KV_REPLAY_CAPTURE``
@@ -35,7 +36,7 @@ WORK = Path(os.environ.get("PAIR_WORK", Path(tempfile.gettempdir()) / "kv-replay
 SERVER = [
     "--load-format", "dummy", "--skip-tokenizer-init", "--host", "127.0.0.1", "--sampling-backend", "pytorch",
     "--grammar-backend", "none", "--cuda-graph-max-bs-decode", "64", "--max-running-requests", "64",
-    "--context-length", "32768", "--chunked-prefill-size", "4096", "--random-seed", "1", "--mem-fraction-static", "0.5",
+    "--context-length", "32768", "--random-seed", "1", "--mem-fraction-static", "0.5",
     "--disaggregation-transfer-backend", "nixl",
 ]  # fmt: skip
 SETTINGS = {
@@ -92,7 +93,8 @@ class Server:
         (model / "config.json").write_text((HERE / "config.json").read_text())
         command = [
             sys.executable, "-m", "sglang.launch_server", "--model-path", str(model), "--port", str(port),
-            "--disaggregation-mode", role, "--disaggregation-bootstrap-port", str(bootstrap), *SERVER, *more,
+            "--disaggregation-mode", role, "--disaggregation-bootstrap-port", str(bootstrap), *SERVER,
+            "--chunked-prefill-size", "16384" if options.what == "long" else "4096", *more,
         ]  # fmt: skip
         self.process = subprocess.Popen(
             command, env=environment, stdout=self.log.open("w"), stderr=subprocess.STDOUT,
@@ -422,11 +424,53 @@ def races(options: argparse.Namespace) -> dict[str, Any]:
     return result
 
 
+def long(options: argparse.Namespace) -> dict[str, Any]:
+    """Prompts of more than 8,192 tokens in one chunk: a prefill of one alone gathers its keys before it reads them."""
+    folder = fresh("capture-long")
+    pair = Pair(options, "long", 30100, folder, ["--max-total-tokens", "400000"])
+    result: dict[str, Any] = {"loads": []}
+    try:
+        if not pair.up(options.start):
+            return result | {"error": "not up", "notable": pair.notable()}
+        # Every room is one of those whose prefill reads are recorded. One at a time is alone; of several, some are.
+        for number, (requests, at_once) in enumerate(((8, 1), (16, 6))):
+            found = pair.load(
+                requests=requests, at_once=at_once, low=8300, high=12000, seed=60 + number, stride=8,
+                first_room=8000 * (1 + number),
+            )  # fmt: skip
+            result["loads"].append(found | {"at_once": at_once})
+        time.sleep(1)
+    finally:
+        pair.stop()
+    result["notable"], result["files"] = pair.notable(), sizes(folder)
+    result["reads"] = reads(folder)
+    result["verdict"] = replay(options, folder)
+    result["gaps"] = gaps(folder)
+    return result
+
+
+def reads(folder: Path) -> dict[str, dict[str, int]]:
+    """Role and kernel -> reads in the traces of a folder, those with logits, and most rows."""
+    from replay.trace.reader import open_trace
+
+    found: dict[str, dict[str, int]] = {}
+    with open_trace(folder) as trace:
+        table = trace.table("read")
+        scored = table.bulk_size("logits")
+        for n in range(len(table)):
+            name = f"{trace.processes[int(table['process'][n])].role}: {table['kernel'][n]}"
+            entry = found.setdefault(name, {"reads": 0, "with_logits": 0, "most_rows": 0})
+            entry["reads"] += 1
+            entry["with_logits"] += int(scored[n] > 0)
+            entry["most_rows"] = max(entry["most_rows"], int(table["rows"][n]))
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("what", choices=("rates", "faults", "races"))
+    parser.add_argument("what", choices=("rates", "faults", "races", "long"))
     parser.add_argument("--site", required=True, help="folder of SGLang 0.5.16 and what it imports")
     parser.add_argument("--nixl", required=True, help="folder of the nixl packages")
     parser.add_argument("--extra", default="", help="folders for kv-replay's own imports (zstandard, ...)")
@@ -443,7 +487,7 @@ def main() -> None:
     options = parser.parse_args()
     Path(options.out).mkdir(parents=True, exist_ok=True)
     WORK.mkdir(parents=True, exist_ok=True)
-    result = {"rates": rates, "faults": faulty, "races": races}[options.what](options)
+    result = {"rates": rates, "faults": faulty, "races": races, "long": long}[options.what](options)
     name = f"{options.what}{'-graphs' if options.graphs else ''}"
     (Path(options.out) / f"{name}.json").write_text(json.dumps(result, indent=1))
     print(json.dumps({k: brief(v) if k == "verdict" else v for k, v in result.items()})[-9000:], flush=True)

@@ -76,10 +76,10 @@ class End(sglang_host.Endpoint):
     def begin(self, room: int, row: int, pages: list[int], tokens: int, have: int = 0) -> None:
         self.model.start(room, row, pages, tokens, have)
 
-    def extend(self, room: int, tokens: int, wrong: str = "") -> None:
-        self.model.wrong = wrong
+    def extend(self, room: int, tokens: int, wrong: str = "", gathered: bool = False) -> None:
+        self.model.wrong, self.model.gathered = wrong, gathered
         self.model.extend(room, tokens)
-        self.model.wrong = ""
+        self.model.wrong, self.model.gathered = "", False
         self.wait_for_device()  # as the scheduler does before it takes in a pass and sends its pages
 
     def decode(self, rooms: list[int], passes: int, wrong: str = "", graph: bool = False) -> None:

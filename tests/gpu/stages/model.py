@@ -1,12 +1,13 @@
 """A model without weights around the real parts of SGLang that this project looks at: store, transfer and read.
 
 What is SGLang's own: the pool, the fused store (``compress_norm_rope_store``), DeepGEMM's ``fp8_paged_mqa_logits``,
-the managers, senders and receivers. What stands in for SGLang: the functions that call them (a batch, a pass, a layer's
-compressor and indexer), which make up keys and queries at random, build plans and tables as SGLang does and take the
-top-k with torch. The stand-ins are put where SGLang has its own before the plug-in looks, so its hooks are hung around
-them and around the real kernels as they are in a server.
+the gather of a long prompt's keys and DeepGEMM's ``fp8_mqa_logits`` of them, the managers, senders and receivers. What
+stands in for SGLang: the functions that call them (a batch, a pass, a layer's compressor and indexer), which make up
+keys and queries at random, build plans and tables as SGLang does and take the top-k with torch. The stand-ins are put
+where SGLang has its own before the plug-in looks, so its hooks are hung around them and around the real kernels as they
+are in a server.
 
-On a machine without CUDA the two kernels are the torch twins of ``replay.kernels``: the way through the script is the
+On a machine without CUDA the kernels are the torch twins of ``replay.kernels``: the way through the script is the
 same, the proof is not.
 """
 
@@ -34,6 +35,8 @@ class Model:
     def __init__(self, pool: Any, device: str) -> None:
         self.pool, self.device, self.wrong = pool, torch.device(device), ""
         self.heads, self.top_k = HEADS, TOP_K
+        self.gathered = False  #: whether a prefill reads gathered keys, as SGLang does for long prompts
+        self.layer = -1  # whose keys are read now
         self.layers = [
             number for number, item in enumerate(pool.layer_mapping) if item.compress_ratio == RATIO
         ]
@@ -68,10 +71,12 @@ class Model:
         else:
             deep_gemm = types.ModuleType("deep_gemm")
             deep_gemm.fp8_paged_mqa_logits = twin_logits  # type: ignore[attr-defined]
+            deep_gemm.fp8_mqa_logits = twin_gathered_logits  # type: ignore[attr-defined]
             sys.modules["deep_gemm"] = deep_gemm
             compressor.compress_norm_rope_store = _twin_store
         self.deep_gemm = deep_gemm
         real_store, real_logits = compressor.compress_norm_rope_store, deep_gemm.fp8_paged_mqa_logits
+        real_gathered_logits = deep_gemm.fp8_mqa_logits
 
         def store(kv: Any, plan: Any, **given: Any) -> None:
             if (
@@ -88,6 +93,10 @@ class Model:
                 found = found * 1.1  # of 64 heads, one in a hundred is within the bound of rounding
             return found
 
+        def gathered_logits(*args: Any, **keywords: Any) -> Any:
+            found = real_gathered_logits(*args, **keywords)
+            return found * 1.1 if model.wrong == "read-kernel" and model.layer == WRONG_LAYER else found
+
         def compress(self: Any, x: Any, forward_batch: Any, layer_id: int, compressor: Any) -> None:
             model.store(forward_batch, layer_id)
 
@@ -103,6 +112,7 @@ class Model:
         self.unhooked = lambda kv, plan, **given: store(kv, plan, **given)
         compressor.compress_norm_rope_store = store
         deep_gemm.fp8_paged_mqa_logits = logits
+        deep_gemm.fp8_mqa_logits = gathered_logits
         self.backend_class = indexer.C4IndexerBackendMixin
         self.compressor_class = compressor.CompressorBackendMixin
         self.compressor_class.forward_indexer_compressor = compress
@@ -243,16 +253,11 @@ class Model:
         if wrong == "table":
             table = table.clone()
             table[:, 1] = table[:, 0]
-        cache = self.buffers[number].view(-1, 64, 1, 132)
-        most = table.shape[1] * 64
-        schedule = None
-        if self.cuda:
-            schedule = self.deep_gemm.get_paged_mqa_logits_metadata(
-                given.lengths, 64, self.deep_gemm.get_num_sms()
-            )
-        logits = self.deep_gemm.fp8_paged_mqa_logits(
-            given.query[number], cache, given.weights, given.lengths, table, schedule, most, False
-        )
+        if self.gathered and batch.forward_mode.is_extend():
+            logits = self._gathered_logits(number, c4_indexer, batch, table)
+        else:
+            logits = self._logits(number, given, table)
+        most = min(table.shape[1] * 64, logits.shape[1])
         inside = torch.arange(most, device=self.device)[None, :] < given.lengths
         scored = torch.where(inside, logits[:, :most], torch.full_like(logits[:, :most], -torch.inf))
         if wrong == "top-k":
@@ -263,6 +268,37 @@ class Model:
         backend.forward_metadata.core_metadata.c4_sparse_page_indices = torch.where(
             kept, slots, torch.full_like(slots, -1)
         )
+
+    def _logits(self, number: int, given: Any, table: Any) -> Any:
+        cache = self.buffers[number].view(-1, 64, 1, 132)
+        most, schedule = table.shape[1] * 64, None
+        if self.cuda:
+            schedule = self.deep_gemm.get_paged_mqa_logits_metadata(
+                given.lengths, 64, self.deep_gemm.get_num_sms()
+            )
+        return self.deep_gemm.fp8_paged_mqa_logits(
+            given.query[number], cache, given.weights, given.lengths, table, schedule, most, False
+        )
+
+    def _gathered_logits(self, number: int, c4_indexer: Any, batch: Any, table: Any) -> Any:
+        """By SGLang's own functions for one long prompt (``forward_c4_indexer`` calls them from 8,192 tokens on)."""
+        from sglang.srt.layers.attention.dsv4.metadata import NonPagedIndexerPlan
+
+        given, rows = batch.given, int(batch.seq_lens_cpu[0]) // RATIO
+        stops = given.lengths.reshape(-1)
+        plan = NonPagedIndexerPlan(
+            page_table=table[:1].contiguous(), gather_seq_lens=stops[-1:], ks=torch.zeros_like(stops),
+            ke=torch.where(stops > self.top_k, stops, torch.zeros_like(stops)), seq_len_sum=rows, max_seq_len=rows,
+            max_seqlen_k=-(-rows // 64) * 64, query_rows=len(stops),
+        )  # fmt: skip
+        kv = self.backend_class._gather_nonpaged_index_k(
+            c4_indexer=c4_indexer, token_to_kv_pool=self.pool, plan=plan
+        )
+        self.layer = number
+        return self.backend_class._nonpaged_mqa_logits(
+            q_indexer=given.query[number].squeeze(1), weights=given.weights, kv=kv, plan=plan,
+            rows=slice(0, len(stops)),
+        )  # fmt: skip
 
     # -- a CUDA graph --------------------------------------------------------------------------------------------
 
@@ -365,3 +401,18 @@ def twin_logits(
         query.reshape(rows, heads, 128).float(), weights, 1,
     )  # fmt: skip
     return torch.nn.functional.pad(found, (0, most - found.shape[1]))
+
+
+def twin_gathered_logits(
+    q: Any, kv: Any, weights: Any, ks: Any, ke: Any, clean_logits: bool = False, max_seqlen_k: int = 0
+) -> Any:
+    """Logits of a copy of keys: with ``max_seqlen_k`` from each row's own first key on, else one a key of the copy."""
+    keys, scale = kv[0].float(), kv[1].reshape(-1)
+    found = torch.zeros(len(q), len(keys), device=q.device)
+    for head in range(q.shape[1]):
+        found += (q[:, head].float() @ keys.T).relu() * weights[:, head : head + 1].float()
+    found = found * scale
+    if not max_seqlen_k:
+        return found
+    own = ks[:, None].long() + torch.arange(max_seqlen_k, device=q.device)
+    return found.gather(1, own.clamp(max=len(keys) - 1))

@@ -11,7 +11,8 @@ Two processes on one device, a prefill and a decode side (``end.py``), each with
 model of ``model.py`` around its own kernels. Two runs of the pair:
 
 * ``eager``: some requests without a fault, whose stores, pages and logits must all be reproduced, and one request for
-  each stage of the ladder with a fault put in there, which the verdict on that request must name, alone;
+  each stage of the ladder with a fault put in there, which the verdict on that request must name, alone. The prefill of
+  the last of both kinds reads gathered keys, as SGLang does for long prompts; its fault is in the logits of those;
 * ``graph``: decode passes replay a CUDA graph. The stores inside it must be recorded and reproduced, once rightly and
   once with a wrong store; reads there are not covered, and the verdict has to say so.
 
@@ -30,6 +31,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Listener
@@ -67,6 +69,7 @@ class Case:
     fault: str
     source: tuple[int, ...]
     destination: tuple[int, ...]
+    gathered: bool = False  # its prefill reads gathered keys
 
 
 def cases(faults: Iterable[str]) -> list[Case]:
@@ -164,11 +167,12 @@ def prefill_and_send(pair: Pair, case: Case) -> None:
     pair.decode.receive(room=case.room, pages=list(case.destination[:4]))
     if pair.prefill.open(room=case.room, pages=4) != 2:
         raise RuntimeError(f"room {case.room} was not bootstrapped")
-    wrong = "store" if case.fault == "store" else ""
+    wrong = case.fault if case.fault == "store" or case.gathered else ""
+    how = {"wrong": wrong, "gathered": case.gathered}
     pair.prefill.begin(room=case.room, row=case.row, pages=list(case.source), tokens=TOKENS)
-    pair.prefill.extend(room=case.room, tokens=CHUNK, wrong=wrong, seconds=240)
+    pair.prefill.extend(room=case.room, tokens=CHUNK, **how, seconds=240)
     pair.prefill.send(room=case.room, pages=list(case.source[:2]), tokens=512)
-    pair.prefill.extend(room=case.room, tokens=TOKENS - CHUNK, wrong=wrong)
+    pair.prefill.extend(room=case.room, tokens=TOKENS - CHUNK, **how)
     if case.fault == "source":
         pair.prefill.flip(page=case.source[2])
     pair.prefill.dropping(drop=case.fault == "descriptor")
@@ -193,7 +197,10 @@ def prefill_and_send(pair: Pair, case: Case) -> None:
 
 def eager(pair: Pair, faults: Iterable[str]) -> list[Case]:
     """Requests one after the other, those without a fault decoded together."""
-    requests = cases(faults)
+    names = list(faults)
+    requests = cases([*names, *(name for name in names if name == "read-kernel")])
+    for number in {len(names) + 1 if "read-kernel" in names else -1, -1}:
+        requests[number] = replace(requests[number], gathered=True)
     for case in requests:
         prefill_and_send(pair, case)
         if not case.fault:
@@ -205,7 +212,7 @@ def eager(pair: Pair, faults: Iterable[str]) -> list[Case]:
                     f"room {case.room}: the pages of both sides differ, without any fault put in"
                 )
             continue
-        wrong = case.fault if case.fault in ("table", "read-kernel", "top-k") else ""
+        wrong = case.fault if case.fault in ("table", "read-kernel", "top-k") and not case.gathered else ""
         pair.decode.decode(rooms=[case.room], passes=1, wrong=wrong, seconds=240)
         if case.fault == "completion":  # what was announced as complete arrives after the first read
             pair.decode.put_back()
@@ -253,6 +260,11 @@ def judged(pair: Pair, requests: list[Case]) -> dict[str, Any]:
     with open_trace(pair.folder / "capture") as trace:
         verdict = judge(trace)
         clean = judge(trace, JudgeOptions(scope=Scope(rooms=right)))
+        reads = trace.table("read")
+        kernels = Counter(
+            f"{trace.processes[int(process)].role}: {kernel}"
+            for process, kernel in zip(reads["process"], reads["kernel"], strict=True)
+        )
     named: dict[int, dict[str, list[str]]] = {}
     for finding in verdict.findings:
         stages = named.setdefault(finding.request.room, {})
@@ -264,6 +276,7 @@ def judged(pair: Pair, requests: list[Case]) -> dict[str, Any]:
         "requests": [{"room": c.room, "fault": c.fault, "named": named.get(c.room, {})} for c in requests],
         "stores": verdict.scope.get("stores"),
         "reads": verdict.scope.get("reads"),
+        "reads_by_kernel": dict(kernels),
         "scope": {k: v for k, v in verdict.scope.items() if k not in ("stores", "reads")},
         "not_judged": [f"{item.what}: {item.why}" for item in verdict.not_judged],
         "hazards": [f"{item.where}: {item.what}" for item in verdict.hazards],
@@ -297,6 +310,8 @@ def complaints(name: str, result: dict[str, Any]) -> list[str]:
             found.append(f"{name}: {again} of {rows} {what} were reproduced where there was no fault")
     if result["losses"]:
         found.append(f"{name}: lost {result['losses']}")
+    if name == "eager" and not result["reads_by_kernel"].get("prefill: deep_gemm.fp8_mqa_logits"):
+        found.append(f"{name}: no read of gathered keys was recorded")
     if name == "eager" and right["verdict"] != "clean":
         found.append(f"{name}: {right['verdict']} where there was no fault: {right['not_judged']}")
     if name == "graph":  # reads inside a graph are not seen, and that has to be said; stores are
