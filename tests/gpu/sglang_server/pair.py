@@ -439,7 +439,8 @@ def long(options: argparse.Namespace) -> dict[str, Any]:
                 first_room=8000 * (1 + number),
             )  # fmt: skip
             result["loads"].append(found | {"at_once": at_once})
-        time.sleep(1)
+        trigger(options, folder, 8000)
+        time.sleep(2)
     finally:
         pair.stop()
     result["notable"], result["files"] = pair.notable(), sizes(folder)
