@@ -111,8 +111,6 @@ class Request(Event):
     tokens: int = -1  #: prompt tokens
     rows: int = -1  #: valid rows of the prompt; rows past it are nobody's claim
     mark: str = ""  #: "warmup", "health", "fake" or ""
-    req_pool_idx: int = -1  #: its row in the engine's table of requests (SGLang's ``req_to_token``)
-    generation: int = -1  #: how many times this process had handed that row out before
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -256,6 +254,8 @@ class TransferState(Event):
 
     ``state``: "posted", "done", "error", "released" (sender, by transfer id); "arrived" (receiver was told that
     the request is complete), "aborted", "acknowledged" (receiver knows that no write of the room is in flight).
+    After "done" and "error" the transfer writes nothing any more; "released" alone does not say so. Where the library
+    raised for a transfer that may still be on its way, it is "posted" once more, with what was raised as ``detail``.
     """
 
     KIND: ClassVar[int] = 13

@@ -26,8 +26,8 @@ F64 = npt.NDArray[np.float64]
 MAX_POSITIONS = 400
 #: Kinds of entries whose runs by one request are one position.
 _RUNS = ("read", "look")
-#: States after which a transfer writes no more.
-_OVER = ("done", "error", "released")
+#: States after which a transfer writes no more. A handle that is released early is no proof of it.
+_OVER = ("done", "error")
 
 Lane = tuple[int, int]
 

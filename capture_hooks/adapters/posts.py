@@ -14,10 +14,16 @@ from capture_hooks.recorder import Recorder
 
 U64 = npt.NDArray[np.uint64]
 
+#: States in which a transfer writes nothing any more.
+OVER = ("done", "error")
+
 
 @dataclass(eq=False, slots=True)
 class Post:
-    """One transfer that is being posted or on its way. ``source``/``destination`` are ``uint64[n, 2]``."""
+    """One transfer that is being posted or on its way. ``source``/``destination`` are ``uint64[n, 2]``.
+
+    ``doubt`` is what the library raised last of a transfer that may still be on its way, "" if nothing.
+    """
 
     agent: str
     peer: str
@@ -28,6 +34,7 @@ class Post:
     transfer: int = -1
     about: About | None = None
     state: str = ""
+    doubt: str = ""
 
 
 Look = Callable[[Post], None]
@@ -72,10 +79,10 @@ def tell_post(recorder: Recorder, post: Post, looks: Iterable[Look], guard: str)
 
 
 def tell_state(recorder: Recorder, post: Post, state: str, detail: str, looks: Iterable[Look]) -> None:
-    """Record the state that ``post`` has now; once it is over ("done", "error"), have ``looks`` look at it."""
+    """Record the state that ``post`` has now; once it is over (:data:`OVER`), have ``looks`` look at it."""
     post.state = state
     about = post.about or About(-1)
     recorder.emit(TransferState(state, post.transfer, about.room, about.attempt, post.agent, detail))
-    if state in ("done", "error"):
+    if state in OVER:
         for look in looks:
             look(post)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,160 +12,13 @@ import pytest
 
 from capture_hooks.adapters import nixl
 from capture_hooks.adapters.posts import Post
-from capture_hooks.events import Hook, Loss, Order, Process, Registration, Send, TransferState
+from capture_hooks.events import Loss, Order, Process, Registration, Send, TransferState
 from capture_hooks.journal import JournalReader
 from capture_hooks.layouts import layout
 from capture_hooks.options import Options
 from capture_hooks.recorder import Recorder
 from capture_hooks.regions import Regions
-
-
-class Handle:
-    """Handles of the library carry a number."""
-
-    def __init__(self, number: int) -> None:
-        self._handle = number
-
-
-class DescList:
-    """What ``get_xfer_descs`` returns: countable and indexable, nothing more."""
-
-    def __init__(self, rows: list[tuple[int, int, int]]) -> None:
-        self._rows = rows
-
-    def descCount(self) -> int:
-        return len(self._rows)
-
-    def __getitem__(self, index: int) -> tuple[int, int, int]:
-        return self._rows[index]
-
-    def __getstate__(self) -> bytes:
-        return b"head|" + np.array(self._rows, "<u8").tobytes() + b"|"
-
-
-class Agent:
-    """A stand-in with the methods of ``nixl_agent``; ``answers`` are the states that transfers will have."""
-
-    def __init__(self, name: str = "left") -> None:
-        self.name = name
-        self.answers: list[str] = []
-        self.notifs: dict[str, list[bytes]] = {}
-        self.arrived: dict[str, list[bytes]] = {}
-        self.calls: list[str] = []
-        self._handles = 100
-
-    def _handle(self) -> Handle:
-        self._handles += 1
-        return Handle(self._handles)
-
-    def register_memory(self, reg_list: Any, mem_type: str | None = None, backends: Any = ()) -> DescList:
-        return DescList([row[:3] for row in reg_list])
-
-    def _refuses(self) -> bool:
-        """Whether a handle is refused, which the library tells by raising."""
-        answer = self.answers.pop(0) if self.answers else ""
-        if answer == "RAISE":
-            raise RuntimeError("no backend for these descriptors")
-        return answer == "NONE"
-
-    def prep_xfer_dlist(self, agent_name: str, xfer_list: Any, mem_type: str = "DRAM") -> Handle:
-        return self._handle()
-
-    def initialize_xfer(
-        self, operation: str, local_descs: Any, remote_descs: Any, remote_agent: str, notif_msg: bytes = b""
-    ) -> Handle | None:
-        return None if self._refuses() else self._handle()
-
-    def make_prepped_xfer(
-        self, operation: str, local: Any, local_indices: Any, remote: Any, remote_indices: Any,
-        notif_msg: bytes = b"",
-    ) -> Handle | None:  # fmt: skip
-        return None if self._refuses() else self._handle()
-
-    def transfer(self, handle: Handle, notif_msg: bytes = b"") -> str:
-        self.calls.append("transfer")
-        answer = self.answers.pop(0) if self.answers else "PROC"
-        if answer == "RAISE":
-            raise RuntimeError("the backend is gone")
-        return answer
-
-    def check_xfer_state(self, handle: Handle) -> str:
-        answer = self.answers.pop(0) if self.answers else "PROC"
-        if answer == "RAISE":
-            raise RuntimeError("the peer is gone")
-        return answer
-
-    def release_xfer_handle(self, handle: Handle) -> None:
-        self.calls.append("release")
-        if self.answers and self.answers.pop(0) == "RAISE":
-            raise RuntimeError("it is still on its way")
-
-    def send_notif(self, remote_agent_name: str, notif_msg: bytes) -> None:
-        self.calls.append("notif")
-
-    def get_new_notifs(self) -> dict[str, list[bytes]]:
-        found, self.arrived = self.arrived, {}
-        return found
-
-    def update_notifs(self) -> dict[str, list[bytes]]:
-        for sender, messages in self.get_arrived().items():
-            self.notifs.setdefault(sender, []).extend(messages)
-        return self.notifs
-
-    def get_arrived(self) -> dict[str, list[bytes]]:
-        found, self.arrived = self.arrived, {}
-        return found
-
-    def check_remote_xfer_done(self, remote_agent_name: str, lookup_tag: bytes) -> bool:
-        for sender, messages in self.get_arrived().items():
-            self.notifs.setdefault(sender, []).extend(messages)
-        held = self.notifs.get(remote_agent_name, [])
-        for message in held:
-            if message.startswith(lookup_tag):
-                held.remove(message)
-                return True
-        return False
-
-    def prep_mem_view(self, dlist: Any) -> int:
-        return 1
-
-
-class Recording:
-    """A recorder with the adapter on a class of its own, and what it wrote."""
-
-    def __init__(self, folder: Path, agent_class: type[Any], **options: Any) -> None:
-        self.recorder = Recorder(Options(capture=folder, seal=False, **options), Process("prefill"))
-        self.adapter = nixl.NixlAdapter(self.recorder, agent_class).install()
-
-    def events(self) -> list[Any]:
-        """End the recording and read it."""
-        self.adapter.uninstall()
-        self.recorder.close()
-        return [event for _, event in JournalReader(self.recorder.path)]
-
-
-@pytest.fixture
-def agent_class() -> type[Agent]:
-    """A fresh class for each test: wrappers go onto classes."""
-    return type(
-        "FreshAgent", (Agent,), {name: value for name, value in vars(Agent).items() if callable(value)}
-    )
-
-
-@pytest.fixture
-def recording(tmp_path: Path, agent_class: type[Agent]) -> Iterator[Recording]:
-    found = Recording(tmp_path, agent_class)
-    yield found
-    found.adapter.uninstall()
-    found.recorder.close()
-
-
-def kinds(events: list[Any], kind: type[Any]) -> list[Any]:
-    return [event for event in events if isinstance(event, kind)]
-
-
-def hooks(events: list[Any]) -> dict[str, Hook]:
-    return {event.name: event for event in kinds(events, Hook)}
+from tests.integration.nixl_fakes import Agent, DescList, Handle, Recording, hooks, kinds, real_agents
 
 
 def test_uninstalled_methods_are_the_original_functions(tmp_path: Path, agent_class: type[Agent]) -> None:
@@ -256,11 +107,6 @@ def test_prepared_lists_give_the_descriptors_that_were_chosen(
     assert hooks(events)["nixl.transfer"].complete
 
 
-def test_a_strided_list_is_every_block_of_it() -> None:
-    found = nixl.descriptors(np.array([[1000, 16, 0, 64, 3], [5000, 8, 0, 8, 2]], np.uint64))
-    assert found.tolist() == [[1000, 16], [1064, 16], [1128, 16], [5000, 8], [5008, 8]]
-
-
 def test_descriptors_are_read_entry_by_entry_where_the_pickle_state_does_not_agree() -> None:
     class Odd(DescList):
         def __getstate__(self) -> bytes:
@@ -294,22 +140,6 @@ def test_a_handle_number_that_the_library_uses_again_is_a_new_transfer(
         handle = agent.initialize_xfer("WRITE", DescList([(address, 2, 0)]), DescList([(3, 2, 0)]), "right")
         agent.transfer(handle)
     assert [send.source.tolist() for send in kinds(recording.events(), Send)] == [[[1, 2]], [[7, 2]]]
-
-
-@pytest.mark.parametrize("answer", ["ERR", "RAISE"])
-def test_an_error_of_the_post_is_told_and_passed_on(
-    recording: Recording, agent_class: type[Agent], answer: str
-) -> None:
-    agent = agent_class()
-    handle = agent.initialize_xfer("WRITE", DescList([(1, 2, 0)]), DescList([(3, 2, 0)]), "right")
-    agent.answers = [answer]
-    if answer == "RAISE":
-        with pytest.raises(RuntimeError, match="the backend is gone"):
-            agent.transfer(handle)
-    else:
-        assert agent.transfer(handle) == "ERR"
-    (state,) = kinds(recording.events(), TransferState)
-    assert (state.state, state.detail) == ("error", "RuntimeError" if answer == "RAISE" else "")
 
 
 @pytest.mark.parametrize("answer", ["RAISE", "NONE"])
@@ -355,22 +185,6 @@ def test_a_transfer_that_the_library_refuses_before_its_post_is_told_as_failed(
     assert not kinds(events, Loss)
 
 
-def test_a_transfer_that_cannot_be_cancelled_is_still_on_its_way(
-    recording: Recording, agent_class: type[Agent]
-) -> None:
-    agent = agent_class()
-    handle = agent.initialize_xfer("WRITE", DescList([(1, 2, 0)]), DescList([(3, 2, 0)]), "right")
-    agent.transfer(handle)
-    agent.answers = ["RAISE"]
-    with pytest.raises(RuntimeError, match="it is still on its way"):
-        agent.release_xfer_handle(handle)
-    agent.answers = ["DONE"]
-    assert agent.check_xfer_state(handle) == "DONE"
-    agent.release_xfer_handle(handle)
-    states = [state.state for state in kinds(recording.events(), TransferState)]
-    assert states == ["posted", "done", "released"]
-
-
 def test_a_transfer_that_fails_later_is_told_once(recording: Recording, agent_class: type[Agent]) -> None:
     agent = agent_class()
     handle = agent.initialize_xfer("WRITE", DescList([(1, 2, 0)]), DescList([(3, 2, 0)]), "right")
@@ -379,21 +193,6 @@ def test_a_transfer_that_fails_later_is_told_once(recording: Recording, agent_cl
     agent.check_xfer_state(handle)
     agent.check_xfer_state(handle)
     assert [state.state for state in kinds(recording.events(), TransferState)] == ["posted", "error"]
-
-
-def test_a_transfer_whose_peer_is_gone_is_an_error_that_the_library_raises(
-    recording: Recording, agent_class: type[Agent]
-) -> None:
-    agent = agent_class()
-    handle = agent.initialize_xfer("WRITE", DescList([(1, 2, 0)]), DescList([(3, 2, 0)]), "right")
-    agent.transfer(handle)
-    agent.answers = ["RAISE", "RAISE"]
-    for _ in range(2):
-        with pytest.raises(RuntimeError, match="the peer is gone"):
-            agent.check_xfer_state(handle)
-    agent.release_xfer_handle(handle)
-    states = [(state.state, state.detail) for state in kinds(recording.events(), TransferState)]
-    assert states == [("posted", ""), ("error", "RuntimeError"), ("released", "")]
 
 
 def test_a_handle_from_before_capture_makes_the_send_hook_incomplete(
@@ -513,14 +312,6 @@ def test_with_the_map_of_a_side_descriptors_say_which_pages_moved() -> None:
     assert (pieces.start.tolist()[1], pieces.stop.tolist()[1]) == (4096, 8448)
 
 
-def _real_agents() -> tuple[Any, Any]:
-    for name, value in {"UCX_NET_DEVICES": "lo", "UCX_TLS": "tcp,self", "NIXL_LOG_LEVEL": "ERROR"}.items():
-        os.environ.setdefault(name, value)
-    api = pytest.importorskip("nixl._api")
-    config = api.nixl_agent_config(backends=["UCX"], enable_prog_thread=False)
-    return api.nixl_agent("left-test", config), api.nixl_agent("right-test", config)
-
-
 @pytest.mark.parametrize("prepared", [False, True])
 def test_two_real_agents_move_pages_and_every_step_is_recorded(tmp_path: Path, prepared: bool) -> None:
     api = pytest.importorskip("nixl._api")
@@ -528,7 +319,7 @@ def test_two_real_agents_move_pages_and_every_step_is_recorded(tmp_path: Path, p
     recorder = Recorder(Options(capture=tmp_path, seal=False), Process("prefill"))
     adapter = nixl.install(recorder)
     assert adapter is not None
-    left, right = _real_agents()
+    left, right = real_agents()
     size, count = 8448, 24
     source = np.arange(count * size, dtype=np.uint64).astype(np.uint8).reshape(count, size)
     target = np.zeros_like(source)

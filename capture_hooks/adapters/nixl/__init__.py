@@ -7,7 +7,12 @@ engine's hook further up may tell which request is worked on (``Recorder.about``
 said at :func:`capture_hooks.adapters.posts.tell_post`.
 
 A transfer that the library refuses, at the post or before it, is told with an error as its only state. A descriptor
-list that cannot be prepared belongs to no transfer, and is not told.
+list that cannot be prepared belongs to no transfer, and is not told. What the library raises for a transfer that was
+posted is told as it is and never taken for its end; NIXL 1.5 answers "DONE" or "PROC" and raises everything else.
+
+What is known of handles, prepared lists and messages is bounded (:mod:`capture_hooks.adapters.nixl.kept`): engines run
+for weeks and release handles where no hook sees it. Where something that was forgotten comes back, the hook is told as
+not complete.
 
 Nothing is waited for and nothing is raised into the engine.
 """

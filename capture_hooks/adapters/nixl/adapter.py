@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+from capture_hooks.adapters.nixl.kept import Kept
 from capture_hooks.adapters.nixl.lists import (
     NONE,
     Prepared,
@@ -15,10 +16,12 @@ from capture_hooks.adapters.nixl.lists import (
     descriptors,
     entries,
     memory_of,
+    prepared,
 )
 from capture_hooks.adapters.nixl.notifications import Notifications, agent_name, payload, payloads, text
-from capture_hooks.adapters.posts import Look, Post, tell_post, tell_state
+from capture_hooks.adapters.posts import OVER, Look, Post, tell_post, tell_state
 from capture_hooks.events import Registration
+from capture_hooks.hooktable import About
 from capture_hooks.recorder import Recorder
 from capture_hooks.taps.methods import wrapped
 
@@ -42,6 +45,13 @@ COVERS = {
 _UNSEEN = ("prep_mem_view",)
 _INITIATOR = ("", "NIXL_INIT_AGENT")
 
+#: How many transfers that are not over are known by their handles, as many that are, and how many prepared lists; and
+#: the bytes of descriptors that they may take. An engine need not release its handles where a hook sees it.
+MOST, OPEN_BYTES, OVER_BYTES, LIST_BYTES = 16_384, 256 << 20, 64 << 20, 256 << 20
+
+#: What a post raises before any of it has been given to a backend. Whatever else it raises, a part may be on its way.
+_NOT_BEGUN = ("nixlNotFoundError", "nixlRepostActiveError")
+
 
 class NixlAdapter:
     """The hooks on one ``nixl_agent`` class.
@@ -58,9 +68,10 @@ class NixlAdapter:
         self._originals: dict[str, Method] = {}
         self._wrappers: dict[str, Method] = {}
         self._ids = itertools.count()
-        self._prepared: dict[int, Prepared] = {}
-        self._planned: dict[int, Post] = {}  # by handle; also those on their way
-        self._notes = Notifications(recorder)
+        self._lists: Kept[Prepared] = Kept(MOST, LIST_BYTES, lambda listed: listed.nbytes)
+        self._open: Kept[Post] = Kept(MOST, OPEN_BYTES, _size)  # by handle: planned, or on their way
+        self._over: Kept[Post] = Kept(MOST, OVER_BYTES, _size)  # by handle: may be posted again
+        self._notes = Notifications(recorder, self._messages_forgotten)
         self._off = False
 
     # -- wrapping --------------------------------------------------------------------------------------------
@@ -87,10 +98,12 @@ class NixlAdapter:
                 continue
             self._wrap(name, original, body)
             self.recorder.hook(_hook(name), COVERS[name])
-        for name in _UNSEEN:
+        for name, body in (
+            dict.fromkeys(_UNSEEN, self._unseen) | {"release_dlist_handle": self._unlist}
+        ).items():
             original = self._class.__dict__.get(name)
             if callable(original):
-                self._wrap(name, original, self._unseen)
+                self._wrap(name, original, body)
         return self
 
     def uninstall(self) -> None:
@@ -122,8 +135,14 @@ class NixlAdapter:
         with self.recorder.guard("nixl.prep_xfer_dlist"):
             side = str(_argument(0, "agent_name", "", args, keywords))
             given = _argument(1, "xfer_list", None, args, keywords)
-            self._prepared[_key(handle)] = Prepared(side, descriptors(given))
+            self._lists.pop(_key(handle))
+            self._lists.put(_key(handle), prepared(side, given))
         return handle
+
+    def _unlist(self, original: Method, agent: Any, *args: Any, **keywords: Any) -> Any:
+        with self.recorder.guard("nixl.prep_xfer_dlist"):
+            self._lists.pop(_key(_argument(0, "handle", None, args, keywords)))
+        return original(agent, *args, **keywords)
 
     def _initialize(self, original: Method, agent: Any, *args: Any, **keywords: Any) -> Any:
         def plan() -> Post:
@@ -142,10 +161,10 @@ class NixlAdapter:
     def _make(self, original: Method, agent: Any, *args: Any, **keywords: Any) -> Any:
         def plan() -> Post:
             take = functools.partial(_argument, args=args, keywords=keywords)
-            local = self._prepared.get(_key(take(1, "local_xfer_side", None)))
-            remote = self._prepared.get(_key(take(3, "remote_xfer_side", None)))
+            local = self._lists.get(_key(take(1, "local_xfer_side", None)))
+            remote = self._lists.get(_key(take(3, "remote_xfer_side", None)))
             if local is None or remote is None:
-                self._incomplete("a list was prepared before capture began")
+                self._incomplete(_unknown("a list was prepared", self._lists.forgotten))
             return Post(
                 agent_name(agent),
                 "" if remote is None or remote.agent in _INITIATOR else text(remote.agent),
@@ -171,7 +190,10 @@ class NixlAdapter:
             raise
         with self.recorder.guard(_hook(name)):
             if handle:
-                self._planned[_key(handle)] = plan()
+                key = _key(handle)
+                self._open.pop(key)  # the library uses the numbers of released handles again
+                self._over.pop(key)
+                self._open.put(key, plan())
             else:
                 self._refused(name, plan(), f"no handle from {name}")
         return handle
@@ -183,31 +205,45 @@ class NixlAdapter:
 
     # -- posts and their states ------------------------------------------------------------------------------
 
+    def _find(self, handle: Any) -> Post | None:
+        key = _key(handle)
+        found = self._open.get(key)
+        return found if found is not None else self._over.get(key)
+
     def _transfer(self, original: Method, agent: Any, *args: Any, **keywords: Any) -> Any:
         post: Post | None = None
+        before: Post | None = None
+        handle = _argument(0, "handle", None, args, keywords)
         with self.recorder.guard("nixl.transfer"):
-            post = self._posting(agent, _argument(0, "handle", None, args, keywords))
+            before = self._find(handle)
+            post = self._posting(agent, handle, before)
             message = payload(_argument(1, "notif_msg", b"", args, keywords)) or post.notification
             if message:
                 self._notes.tail(post.agent, post.peer, message)
         try:
             status = original(agent, *args, **keywords)
         except BaseException as error:
-            self._state("transfer", post, "error", type(error).__name__)
+            with self.recorder.guard("nixl.transfer"):
+                if post is not None:
+                    self._raised(handle, post, before, error)
             raise
-        self._state("transfer", post, "error" if status == "ERR" else "posted")
-        if status == "DONE":
-            self._state("transfer", post, "done")
+        with self.recorder.guard("nixl.transfer"):
+            if post is not None:
+                self._state("transfer", post, "error" if status == "ERR" else "posted")
+                if status == "DONE":
+                    self._state("transfer", post, "done")
+                self._settle(handle, post)
         return status
 
-    def _posting(self, agent: Any, handle: Any) -> Post:
-        """Tell that ``handle`` is about to be posted."""
+    def _posting(self, agent: Any, handle: Any, plan: Post | None) -> Post:
+        """Tell that ``handle``, of which ``plan`` is known, is about to be posted."""
         key = _key(handle)
-        plan = self._planned.get(key)
-        if plan is None:  # made before capture began
+        if plan is None:
             plan = Post(agent_name(agent), "", "WRITE", NONE, NONE)
-            self._incomplete("a handle was made before capture began")
-        post = self._planned[key] = self._numbered(plan)
+            self._incomplete(_unknown("a handle was made", self._open.forgotten + self._over.forgotten))
+        post = self._numbered(plan)
+        self._over.pop(key)
+        self._open.put(key, post)
         tell_post(self.recorder, post, self.before_post, "nixl.before_post")
         return post
 
@@ -218,47 +254,88 @@ class NixlAdapter:
             next(self._ids), self.recorder.current(),
         )  # fmt: skip
 
-    def _state(self, name: str, post: Post | None, state: str, detail: str = "") -> None:
+    def _raised(self, handle: Any, post: Post, before: Post | None, error: BaseException) -> None:
+        """A post was refused: before anything of it was sent, or maybe after a part of it was."""
+        if type(error).__name__ not in _NOT_BEGUN:
+            self._state("transfer", post, "posted")
+            self._doubt("transfer", post, error)
+            return
+        self._state("transfer", post, "error", type(error).__name__)
+        if before is not None and before.state == "posted":  # that one is still on its way
+            self._open.put(_key(handle), before)
+        else:
+            self._settle(handle, post)
+
+    def _settle(self, handle: Any, post: Post) -> None:
+        """Of a transfer that is over only what another post of its handle needs is kept."""
+        if post.state in OVER and self._open.pop(_key(handle), post) is not None:
+            about = post.about
+            post.about = about and About(about.room, about.attempt, about.chunk, about.last)
+            self._over.put(_key(handle), post)
+
+    def _state(self, name: str, post: Post, state: str, detail: str = "") -> None:
         """The post changed its state, as method ``name`` told."""
-        if post is None or post.state == state:
+        if post.state == state:
             return
         with self.recorder.guard(_hook(name)):
             tell_state(self.recorder, post, state, detail, self.after_state)
 
+    def _doubt(self, name: str, post: Post, error: BaseException) -> None:
+        """Method ``name`` raised for a transfer that was on its way. That is not its end: NIXL raises so for a peer
+        that was removed while it still writes to it, and what a broken connection had taken before may arrive later.
+        """
+        doubt = f"{type(error).__name__} in {name}: it may still be on its way"
+        if post.state == "posted" and post.doubt != doubt:
+            post.doubt = doubt
+            tell_state(self.recorder, post, "posted", doubt, ())
+
     def _check(self, original: Method, agent: Any, *args: Any, **keywords: Any) -> Any:
+        handle = _argument(0, "handle", None, args, keywords)
         try:
             status = original(agent, *args, **keywords)
-        except Exception as error:  # how NIXL tells of a peer that is gone
-            self._ended("error", type(error).__name__, args, keywords)
+        except Exception as error:
+            with self.recorder.guard("nixl.check_xfer_state"):
+                post = self._find(handle)
+                if post is not None:
+                    self._doubt("check_xfer_state", post, error)
             raise
         if status != "PROC":
-            self._ended("done" if status == "DONE" else "error", "", args, keywords)
+            with self.recorder.guard("nixl.check_xfer_state"):
+                self._ended(handle, "done" if status == "DONE" else "error")
         return status
 
-    def _ended(self, state: str, detail: str, args: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+    def _ended(self, handle: Any, state: str) -> None:
         """The transfer that a call asked about is over."""
-        with self.recorder.guard("nixl.check_xfer_state"):
-            post = self._planned.get(_key(_argument(0, "handle", None, args, keywords)))
-            if post is not None and post.transfer >= 0 and post.state == "posted":
-                self._state("check_xfer_state", post, state, detail)
+        post = self._find(handle)
+        if post is None:
+            if self._open.forgotten:
+                why = "a transfer was seen to end that had been forgotten: too many were on their way"
+                self.recorder.incomplete(_hook("check_xfer_state"), why)
+        elif post.state == "posted":
+            self._state("check_xfer_state", post, state)
+            self._settle(handle, post)
 
     def _release(self, original: Method, agent: Any, *args: Any, **keywords: Any) -> Any:
         post, key = None, 0
         with self.recorder.guard("nixl.release_xfer_handle"):
-            # Out of the table first: another thread may be given the same number as soon as it is free.
+            # Out of the tables first: another thread may be given the same number as soon as it is free.
             key = _key(_argument(0, "handle", None, args, keywords))
-            post = self._planned.pop(key, None)
+            found = self._open.pop(key)
+            post = found if found is not None else self._over.pop(key)
         try:
-            found = original(agent, *args, **keywords)
-        except BaseException:
+            result = original(agent, *args, **keywords)
+        except BaseException as error:
             # One that cannot be cancelled is still on its way, and will be asked for again.
-            if post is not None:
-                self._planned[key] = post
+            with self.recorder.guard("nixl.release_xfer_handle"):
+                if post is not None:
+                    (self._over if post.state in OVER else self._open).put(key, post)
+                    self._doubt("release_xfer_handle", post, error)
             raise
         if post is not None and post.transfer >= 0:
-            detail = "" if post.state in ("done", "error") else "it was not seen to end"
+            # A handle that is released early is no proof that nothing is written any more.
+            detail = "" if post.state in OVER else "it was not seen to end"
             self._state("release_xfer_handle", post, "released", detail)
-        return found
+        return result
 
     def _unseen(self, original: Method, agent: Any, *args: Any, **keywords: Any) -> Any:
         with self.recorder.guard("nixl.transfer"):
@@ -267,6 +344,11 @@ class NixlAdapter:
 
     def _incomplete(self, why: str) -> None:
         self.recorder.incomplete(_hook("transfer"), why)
+
+    def _messages_forgotten(self) -> None:
+        for name in ("send_notif", "get_new_notifs"):
+            why = "of very many messages the first are forgotten: one that comes again is taken for new"
+            self.recorder.incomplete(_hook(name), why)
 
     # -- notifications ---------------------------------------------------------------------------------------
 
@@ -323,6 +405,15 @@ def _argument(place: int, name: str, default: Any, args: tuple[Any, ...], keywor
 
 def _hook(name: str) -> str:
     return f"nixl.{name}"
+
+
+def _unknown(what: str, forgotten: int) -> str:
+    """Why something that a call names is not known."""
+    return f"{what} before capture began" + (", or so long ago that it is forgotten" if forgotten else "")
+
+
+def _size(post: Post) -> int:
+    return post.source.nbytes + post.destination.nbytes
 
 
 def _key(handle: Any) -> int:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from capture_hooks.events import I64
 from capture_hooks.regions import Pieces, Regions
 
 U64 = npt.NDArray[np.uint64]
@@ -17,10 +18,21 @@ NONE: U64 = np.zeros((0, 2), np.uint64)
 
 @dataclass(eq=False, slots=True)
 class Prepared:
-    """A prepared descriptor list: its agent ("" = the initiator) and its addresses and lengths."""
+    """A prepared descriptor list: its agent ("" = the initiator) and its blocks, as runs of equal ones.
+
+    ``runs`` is ``uint64[n, 3]``: the first block's address, the length of each, the stride. Blocks are numbered on
+    through all runs; ``first`` (``int64[n + 1]``) is the number of each run's first one, and how many there are. An
+    engine prepares a list of every slot of a cache once, which can be millions.
+    """
 
     agent: str
-    descriptors: U64
+    runs: U64
+    first: I64
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory that it takes."""
+        return self.runs.nbytes + self.first.nbytes
 
 
 def moved(descriptors: U64, regions: Regions) -> Pieces:
@@ -30,17 +42,30 @@ def moved(descriptors: U64, regions: Regions) -> Pieces:
     )
 
 
+def prepared(agent: str, given: Any) -> Prepared:
+    """The list that ``prep_xfer_dlist`` was given, in any of the forms of :func:`descriptors`, or as a strided array
+    ``[n, 5]``: address, length, device, stride, count.
+    """
+    if isinstance(given, np.ndarray) and given.ndim == 2 and given.shape[1] == 5:
+        table = given.astype(np.uint64, copy=False)
+        counts = table[:, 4].astype(np.int64)
+        return Prepared(agent, table[:, [0, 1, 3]], np.concatenate([[0], np.cumsum(counts)]).astype(np.int64))
+    table = descriptors(given)
+    address, length = table[:, 0], table[:, 1]
+    joined = (address[1:] == address[:-1] + length[:-1]) & (length[1:] == length[:-1])
+    at = np.flatnonzero(np.concatenate([np.ones(min(len(table), 1), np.bool_), ~joined]))
+    return Prepared(agent, table[at][:, [0, 1, 1]], np.append(at, len(table)).astype(np.int64))
+
+
 def descriptors(given: Any) -> U64:
     """Addresses and lengths of any form of descriptor list that NIXL takes: ``uint64[n, 2]``.
 
-    Forms: ``nixlXferDList``, list of tuples (address, length, device), array ``[n, 3]``, strided array ``[n,
-    5]`` (address, length, device, stride, count), tensor, list of tensors.
+    Forms: ``nixlXferDList``, list of tuples (address, length, device), array ``[n, 3]``, tensor, list of tensors.
     """
     if given is None:
         return NONE
     if isinstance(given, np.ndarray):
-        table = given.astype(np.uint64, copy=False)
-        return _strided(table) if table.shape[1] == 5 else np.array(table[:, :2], np.uint64)
+        return np.array(given[:, :2], np.uint64)
     if hasattr(given, "descCount"):
         return _from_list(given)
     if hasattr(given, "data_ptr"):
@@ -50,14 +75,6 @@ def descriptors(given: Any) -> U64:
         for item in given
     ]
     return np.array(rows, np.uint64).reshape(-1, 2)
-
-
-def _strided(table: U64) -> U64:
-    counts = table[:, 4].astype(np.int64)
-    row = np.repeat(np.arange(len(table)), counts)
-    index = np.arange(len(row)) - np.repeat(np.cumsum(counts) - counts, counts)
-    address = table[row, 0] + index.astype(np.uint64) * table[row, 3]
-    return np.stack([address, table[row, 1]], axis=1)
 
 
 def _from_list(listed: Any) -> U64:
@@ -89,8 +106,19 @@ def memory_of(listed: Any) -> str:
     return str(name).removesuffix("_SEG")
 
 
-def chosen(prepared: Prepared | None, indices: Any) -> U64:
-    """The descriptors of a prepared list at ``indices``; none where the list is not known."""
-    if prepared is None:
+def chosen(listed: Prepared | None, indices: Any) -> U64:
+    """The descriptors of a prepared list at ``indices``; none where the list is not known.
+
+    Raises:
+        IndexError: an index lies outside the list.
+    """
+    if listed is None:
         return NONE
-    return prepared.descriptors[np.asarray(indices, np.int64)]
+    wanted = np.asarray(indices, np.int64)
+    if len(wanted) and not 0 <= wanted.min() <= wanted.max() < listed.first[-1]:
+        raise IndexError(
+            f"a prepared list of {listed.first[-1]} has no block {wanted.min()} or {wanted.max()}"
+        )
+    run = np.searchsorted(listed.first, wanted, side="right") - 1
+    address = listed.runs[run, 0] + (wanted - listed.first[run]).astype(np.uint64) * listed.runs[run, 2]
+    return np.stack([address, listed.runs[run, 1]], axis=1)

@@ -4,25 +4,34 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import xxhash
 
+from capture_hooks.adapters.nixl.kept import Kept
 from capture_hooks.events import Order
 from capture_hooks.recorder import Recorder
 
 #: (sender, message) -> how many of them.
 Held = Counter[tuple[str, bytes]]
 
+#: How many different messages are counted in each direction.
+MOST = 131_072
+
 
 class Notifications:
-    """Emits the tails and heads. Counts equal messages in each direction, so that they get different keys."""
+    """Emits the tails and heads. Counts equal messages in each direction, so that they get different keys.
 
-    def __init__(self, recorder: Recorder) -> None:
+    Of the messages only a digest is kept, and of the last :data:`MOST` alone. ``forgets`` is called once, when the
+    first one is forgotten: a message that comes again after that many others is counted from one again.
+    """
+
+    def __init__(self, recorder: Recorder, forgets: Callable[[], None]) -> None:
         self._recorder = recorder
-        self._sent: Counter[tuple[str, str, bytes]] = Counter()
-        self._seen: Counter[tuple[str, str, bytes]] = Counter()
+        self._sent: Kept[int] = Kept(MOST)
+        self._seen: Kept[int] = Kept(MOST)
+        self._forgets: Callable[[], None] | None = forgets
         self._held: dict[int, Held] = {}
         self._lock = threading.Lock()
 
@@ -44,14 +53,18 @@ class Notifications:
         self.heads(agent, (held - self.held(agent)).elements())
         self._held[id(agent)] = held
 
-    def _edge(
-        self, end: str, counts: Counter[tuple[str, str, bytes]], sender: str, receiver: str, message: bytes
-    ) -> None:
-        key = sender, receiver, message
+    def _edge(self, end: str, counts: Kept[int], sender: str, receiver: str, message: bytes) -> None:
+        # One key for both ends. Messages are an engine's own and may hold anything, so only a digest is told.
+        name = xxhash.xxh3_64_intdigest(b"\0".join([sender.encode(), receiver.encode(), message]))
         with self._lock:
-            counts[key] += 1
-            count = counts[key]
-        self._recorder.emit(Order("notify", _order_key(*key, count), end))
+            count = (counts.get(name) or 0) + 1
+            counts.put(name, count)
+            forgets = self._forgets if counts.forgotten else None
+            if forgets is not None:
+                self._forgets = None
+        if forgets is not None:
+            forgets()
+        self._recorder.emit(Order("notify", f"{name:016x}.{count}", end))
 
 
 def agent_name(agent: Any) -> str:
@@ -72,11 +85,3 @@ def payload(given: Any) -> bytes:
 def payloads(found: dict[Any, list[Any]]) -> list[tuple[str, bytes]]:
     """(sender, message) of what an agent returns as sender -> messages."""
     return [(text(sender), payload(message)) for sender, messages in found.items() for message in messages]
-
-
-def _order_key(sender: str, receiver: str, message: bytes, count: int) -> str:
-    """One key for both ends. Messages are an engine's own and may hold anything, so only a digest of it is
-    kept.
-    """
-    name = b"\0".join([sender.encode(), receiver.encode(), message])
-    return f"{xxhash.xxh3_64_hexdigest(name)}.{count}"
