@@ -28,7 +28,8 @@ TOLD, HEARD = " told ", " heard "
 class Entry:
     """One event. ``layers`` are the layers it was recorded for; ``ordered``: proved to come after the entry above.
 
-    ``room``, ``attempt``, ``transfer`` and ``state`` are those of the record; -1, 0, -1 and "" where it has none.
+    ``room``, ``attempt``, ``transfer``, ``state``, ``req_pool_idx`` and ``generation`` are those of the record: -1, or
+    0 of an attempt and "" of a state, where it has none.
     """
 
     moment: Moment
@@ -43,6 +44,8 @@ class Entry:
     attempt: int = 0
     transfer: int = -1
     state: str = ""
+    req_pool_idx: int = -1
+    generation: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +78,9 @@ class Events:
         """Entries of ``rows`` of the table ``name``."""
         table = self._trace.table(name)
         describe: Callable[[Table, int], str] = getattr(self, f"_{name}")
-        room, attempt, transfer, state = (
-            table[key] if key in _columns(name) else None for key in ("room", "attempt", "transfer", "state")
+        room, attempt, transfer, state, place, generation = (
+            table[key] if key in _columns(name) else None
+            for key in ("room", "attempt", "transfer", "state", "req_pool_idx", "generation")
         )
         for number in rows:
             row = int(number)
@@ -96,6 +100,8 @@ class Events:
                 attempt=0 if attempt is None else int(attempt[row]),
                 transfer=-1 if transfer is None else int(transfer[row]),
                 state="" if state is None else str(state[row]),
+                req_pool_idx=-1 if place is None else int(place[row]),
+                generation=-1 if generation is None else int(generation[row]),
             )
 
     def buffers_like(self, place: BufferPage) -> list[int]:
@@ -155,6 +161,9 @@ class Events:
         for noun in ("token", "row"):
             number = int(table[f"{noun}s"][row])
             parts += [counted(number, noun)] if number >= 0 else []
+        place, generation = int(table["req_pool_idx"][row]), int(table["generation"][row])
+        if place >= 0:
+            parts.append(f"req_pool_idx {place}" + (f" (generation {generation})" if generation >= 0 else ""))
         return ", ".join(parts) + (f" ({table['mark'][row]})" if table["mark"][row] else "")
 
     def _alloc(self, table: Table, row: int) -> str:

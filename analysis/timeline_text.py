@@ -270,6 +270,8 @@ def timeline_json(trace: Trace, entries: Sequence[Entry]) -> list[dict[str, Any]
             "buffer": entry.buffer,
             "layers": list(entry.layers),
             "ordered": entry.ordered,
+            "req_pool_idx": entry.req_pool_idx,
+            "generation": entry.generation,
         }
         for entry in entries
     ]

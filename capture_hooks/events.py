@@ -111,6 +111,8 @@ class Request(Event):
     tokens: int = -1  #: prompt tokens
     rows: int = -1  #: valid rows of the prompt; rows past it are nobody's claim
     mark: str = ""  #: "warmup", "health", "fake" or ""
+    req_pool_idx: int = -1  #: its row in the engine's table of requests (SGLang's ``req_to_token``)
+    generation: int = -1  #: how many times this process had handed that row out before
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -18,7 +18,7 @@ from capture_hooks.records import ArraySpec, Event, schema
 
 FORMAT = "kv-replay-trace"
 #: A minor version may only add groups, datasets and attributes; anything else needs a new major version.
-MAJOR, MINOR = 1, 1
+MAJOR, MINOR = 1, 2
 
 #: Rows of a chunk of an event column or of row digests; bytes of a chunk of blobs.
 CHUNK_ROWS = 16_384

@@ -37,11 +37,16 @@ class Sparse(sglang_host.Endpoint):
         )  # fmt: skip
 
     def _manager(self, port: int) -> Any:
-        """With a DeepGEMM of twins, which SGLang has found before the plug-in looks."""
+        """With a DeepGEMM of twins, which SGLang has found before the plug-in looks, and a queue that gives a request
+        its row of the table and nothing else.
+        """
         import sys
         import types
 
+        from sglang.srt.disaggregation.decode import DecodePreallocQueue
         from sglang.srt.layers.attention.dsa import utils
+
+        DecodePreallocQueue._pre_alloc = lambda self, req: self.req_to_token_pool.alloc([req])
 
         sys.modules["deep_gemm"] = types.ModuleType("deep_gemm")
         sys.modules["deep_gemm"].fp8_paged_mqa_logits = twin_logits  # type: ignore[attr-defined]
@@ -75,28 +80,47 @@ class Sparse(sglang_host.Endpoint):
 
     def serve(self) -> None:
         """Put stand-ins where SGLang has its scheduler and runner; the hooks are hung around them as they are there."""
-        import torch
+        from sglang.srt.disaggregation.decode import DecodeReqToTokenPool
+        from sglang.srt.mem_cache.memory_pool import ReqToTokenPool
 
         from capture_hooks.adapters.sglang import plugin
 
-        self.table = torch.zeros((8, 1024), dtype=torch.int32)
+        size: dict[str, Any] = {
+            "size": 7, "max_context_len": 1024, "device": "cpu", "enable_memory_saver": False,
+        }  # fmt: skip
+        self.requests: Any = (
+            ReqToTokenPool(**size)
+            if self.role == "prefill"
+            else DecodeReqToTokenPool(**size, pre_alloc_size=0)
+        )
+        self.table = self.requests.req_to_token
         self.runner = SimpleNamespace(
-            is_draft_worker=False,
-            req_to_token_pool=SimpleNamespace(req_to_token=self.table),
-            server_args=None,
+            is_draft_worker=False, req_to_token_pool=self.requests, server_args=None
         )
         self.session = plugin.session()
         self.reqs: dict[int, Any] = {}
 
-    def start(self, room: int, row: int, pages: list[int]) -> None:
+    def start(self, room: int, row: int, pages: list[int], before: int = 0) -> None:
+        """A request with its pages. It is given the table's ``row``, which others had ``before``, so many times."""
         import torch
+        from sglang.srt.disaggregation.decode import DecodePreallocQueue
+        from sglang.srt.managers.schedule_batch import ReqKvInfo
 
+        req = self.reqs[room] = SimpleNamespace(
+            rid=f"r{room}", bootstrap_room=room, length=0, origin_input_ids=[0] * 150, finished_reason=None,
+            kv=ReqKvInfo(),
+        )  # fmt: skip
+        self.requests.free_slots = [row]
+        for _ in range(before):
+            other = SimpleNamespace(kv=ReqKvInfo())
+            self.requests.alloc([other])
+            self.requests.free(other)
+        if self.role == "decode":
+            DecodePreallocQueue._pre_alloc(SimpleNamespace(req_to_token_pool=self.requests), req)
+        else:
+            self.requests.alloc([req])
         slots = [page * PAGE + i for page in pages for i in range(PAGE)]
         self.table[row, : len(slots)] = torch.tensor(slots, dtype=torch.int32)
-        self.reqs[room] = SimpleNamespace(
-            rid=f"r{room}", bootstrap_room=room, length=0, origin_input_ids=[0] * 150, finished_reason=None,
-            kv=SimpleNamespace(req_pool_idx=row),
-        )  # fmt: skip
 
     def step_from(self, room: int, length: int) -> None:
         """So many tokens of the request have arrived."""

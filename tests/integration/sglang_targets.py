@@ -114,6 +114,60 @@ def passed_by(version: str) -> dict[str, Any]:
     return {"before": before, "told": told}
 
 
+def rows(version: str) -> dict[str, Any]:
+    """Row and generation of requests that SGLang's own tables hand out, and how often the table itself says it was."""
+    from types import SimpleNamespace
+
+    from sglang.srt.disaggregation.decode import DecodeReqToTokenPool
+    from sglang.srt.managers import schedule_batch
+    from sglang.srt.mem_cache.memory_pool import ReqToTokenPool
+
+    from capture_hooks.adapters.sglang import plugin
+    from capture_hooks.adapters.sglang.patch import Patches
+    from capture_hooks.adapters.sglang.table_rows import TableRows
+
+    kind = (
+        schedule_batch.ReqKvInfo if version == "0.5.23" else None
+    )  # 0.5.16 has the row on the request itself
+    size: dict[str, Any] = {
+        "size": 3, "max_context_len": 64, "device": "cpu", "enable_memory_saver": False,
+    }  # fmt: skip
+
+    def request() -> Any:
+        if kind is not None:
+            return SimpleNamespace(kv=kind())
+        return SimpleNamespace(req_pool_idx=None, kv_committed_len=1, inflight_middle_chunks=0)
+
+    found = {}
+    for role in ("prefill", "decode"):
+        recorder = Recorder()
+        patches = Patches(recorder, plugin.targets(), version, role)  # type: ignore[arg-type]
+        session: Any = SimpleNamespace(recorder=recorder, patches=patches)
+        counted = TableRows(session)
+        pool = ReqToTokenPool(**size) if role == "prefill" else DecodeReqToTokenPool(**size, pre_alloc_size=0)
+        told = []
+
+        def note(reqs: list[Any], told: list[Any] = told, pool: Any = pool, counted: Any = counted) -> None:
+            for row, generation in map(counted.of, reqs):
+                told.append([row, generation, int(pool.req_generation[row]) - 1 if row > 0 else -1])
+
+        a, b, c, d = (request() for _ in range(4))
+        pool.alloc([a, b, c])
+        note([a, b, c])
+        assert pool.alloc([d]) is None
+        note([d])
+        for again in (d, request()):
+            pool.free(b)
+            if kind is not None:
+                a.kv.kv_allocated_len = 1
+            pool.alloc([a, again])  # the first goes on in its own row
+            note([a, again])
+            b = again
+        patches.restore()
+        found[role] = {"told": told, "fired": sorted(h for h, count in patches.fired.items() if count)}
+    return found
+
+
 def off() -> dict[str, Any]:
     """What SGLang's own loading of its plug-ins does without ``KV_REPLAY_CAPTURE``."""
     import time
@@ -176,6 +230,7 @@ def main() -> None:
     found["arguments"] = [name for name in store.OTHERS if hasattr(arguments, name)]
     found["unnoticed"] = unnoticed(layout.version)
     found["passed_by"] = passed_by(layout.version)
+    found["rows"] = rows(layout.version)
     held = {"send": importlib.import_module("sglang.srt.disaggregation.nixl.conn").NixlKVManager.send_kvcache}
     found["held"] = patch(layout.version, "prefill")["hooks"]["sglang.NixlKVManager.send_kvcache"]
     held.clear()

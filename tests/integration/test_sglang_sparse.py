@@ -12,7 +12,17 @@ from typing import Any
 
 import pytest
 
-from capture_hooks.events import Buffer, Hook, Read, Receive, Send, Snapshot, Store, TransferState
+from capture_hooks.events import (
+    Buffer,
+    Hook,
+    Read,
+    Receive,
+    Request,
+    Send,
+    Snapshot,
+    Store,
+    TransferState,
+)
 from replay.cli import run
 from replay.judge import JudgeOptions, judge
 from replay.trace.reader import open_trace
@@ -44,7 +54,7 @@ def serve(
         end.serve()
     pair.decode.receive(room=room, pages=destination[:3])
     assert pair.prefill.open(room=room, pages=3) == 2
-    pair.prefill.start(room=room, row=1, pages=source)
+    pair.prefill.start(room=room, row=1, pages=source, before=2)
     first = pair.prefill.step(room=room, tokens=100, read=True)
     assert first == [source[i // 64] * 64 + i % 64 for i in range(100)]
     pair.prefill.send_all(room=room, pages=source[:1], tokens=64, states=None)
@@ -66,6 +76,7 @@ def serve(
     for _ in range(2):
         pair.decode.step(room=room, tokens=1, read=True)
     pair.decode.settle()
+    pair.prefill.settle()
     return sent
 
 
@@ -75,7 +86,9 @@ def test_a_whole_request_is_clean(host: sglang_pair.Host, tmp_path: Path, capsys
         assert run(["geometry", str(tmp_path / "capture"), "--json"]) == 0, capsys.readouterr().out
         serve(pair, 7, [3, 5, 9], [2, 8, 4])
     events = journals(tmp_path / "capture")
-    for role in ("prefill", "decode"):
+    for role, row in (("prefill", (1, 2)), ("decode", (2, 0))):
+        told = [(r.req_pool_idx, r.generation) for r in of(events[role], Request) if r.phase == "start"]
+        assert list(dict.fromkeys(told)) == [(-1, -1), row], "first without a row, then with it"
         index = [b for b in of(events[role], Buffer) if b.name == "index_k"]
         assert [(b.layer, b.format, b.tokens_per_row, b.pitch) for b in index] == [
             (0, "fp8", 1, 8448), (2, "fp8", 1, 8448)

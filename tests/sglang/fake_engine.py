@@ -17,6 +17,7 @@ from capture_hooks.adapters.sglang.owners import Owners
 from capture_hooks.adapters.sglang.pools import Buffers
 from capture_hooks.adapters.sglang.requests import Requests
 from capture_hooks.adapters.sglang.scheduler import SchedulerHooks
+from capture_hooks.adapters.sglang.table_rows import TableRows
 from capture_hooks.layouts import LAYOUTS
 from capture_hooks.recorder import Recorder
 from replay.kernels.twins import read_torch, store_torch
@@ -89,6 +90,7 @@ class FakeEngine:
             request_over=lambda: None,
             steps=None,
         )
+        self.session.table_rows = TableRows(self.session)
         self.session.scheduler = SchedulerHooks(self.session)
         self.session.buffers.add(self.pool)
         self.kernel_store: Any = self.fake_store

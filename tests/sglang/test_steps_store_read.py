@@ -120,6 +120,74 @@ def test_a_plain_server_knows_a_request_from_its_first_pass_to_its_release(tmp_p
     assert verdict.scope["stores"]["rows_reproduced"] >= 2 * (300 // 4)
 
 
+def test_a_row_of_the_request_table_is_told_with_the_generation_it_was_given_in(tmp_path: Path) -> None:
+    recorder = Recorder(Options(capture=tmp_path, mode="full", seal=False), Process(role="prefill"))
+    engine = FakeEngine(recorder)
+    engine.session.role = "prefill"
+    rows = engine.session.table_rows
+    hook(engine)
+    first, second = engine.start(16, 600, 3), engine.start(9, 90, 5)
+    first.req_pool_idx, second.req_pool_idx = 3, 5
+    rows.given([3, 5])
+    engine.step([first, second], [300, 90])
+    engine.step([first], [300])  # its next chunk stays in its row
+    engine.step([first], None)
+    third = engine.start(17, 40, 3)
+    third.req_pool_idx = 3
+    rows.given([3])
+    engine.step([third], [40])
+    fourth = engine.start(18, 40, 7)
+    fourth.req_pool_idx = 7  # no hook saw who gave it this one
+    engine.step([fourth], [40])
+    tap = device_tap(recorder)
+    assert tap is not None
+    tap.close(30)
+    recorder.close()
+    with open_trace(tmp_path) as trace:
+        table = trace.table("request")
+        names = ("room", "phase", "rows", "req_pool_idx", "generation")
+        assert list(zip(*(table[name].tolist() for name in names), strict=True)) == [
+            (16, "start", 150, 3, 0), (9, "start", 22, 5, 0), (17, "start", 10, 3, 1), (18, "start", 10, 7, -1)
+        ]  # fmt: skip
+
+
+@pytest.mark.parametrize("alloc", ["new", "old"])
+def test_rows_are_counted_when_they_are_handed_out_and_not_when_they_are_kept(
+    tmp_path: Path, alloc: str
+) -> None:
+    recorder = Recorder(Options(capture=tmp_path, seal=False), Process(role="decode"))
+    rows = FakeEngine(recorder).session.table_rows
+    free = [1, 2]
+
+    def hand_out(_: Any, reqs: list[Any]) -> list[int] | None:
+        fresh = [req for req in reqs if req.req_pool_idx is None]
+        if len(fresh) > len(free):
+            return None
+        for req in fresh:
+            req.req_pool_idx = free.pop(0)
+        if alloc == "new":
+            rows.given([req.req_pool_idx for req in fresh])
+        return [req.req_pool_idx for req in reqs]
+
+    def given(*reqs: Any) -> list[tuple[int, int]]:
+        if alloc == "new":
+            hand_out(None, list(reqs))
+        else:
+            rows.alloc(recorder.guard("sglang.alloc"), hand_out, None, reqs=list(reqs))
+        return [rows.of(req) for req in reqs]
+
+    a, b, c = (SimpleNamespace(req_pool_idx=None) for _ in range(3))
+    assert given(a, b) == [(1, 0), (2, 0)]
+    assert given(c) == [(-1, -1)], "the table is full"
+    free.append(a.req_pool_idx)
+    assert given(c, b) == [(1, 1), (2, 0)]
+    for _ in range(recorder.options.hook_errors):
+        with recorder.guard("sglang.ReqToTokenPool.alloc"):
+            raise ValueError
+    assert rows.of(c) == (1, -1), "the count cannot be trusted any more"
+    recorder.close()
+
+
 def test_a_pass_that_replays_a_graph_closes_the_rungs_that_it_hides(tmp_path: Path) -> None:
     recorder = Recorder(Options(capture=tmp_path, mode="full", seal=False), Process(role="server"))
     engine = FakeEngine(recorder)

@@ -18,7 +18,7 @@ import zstandard
 
 from capture_hooks import frames
 from capture_hooks.codec import PREFIX, encode, schema_json
-from capture_hooks.events import Alloc, Clock, Content, Loss, Order, Process, Send, Snapshot, Store
+from capture_hooks.events import Alloc, Clock, Content, Loss, Order, Process, Request, Send, Snapshot, Store
 from capture_hooks.journal import JournalError, JournalReader, JournalWriter
 from capture_hooks.options import Options
 from capture_hooks.records import Event, Stamp
@@ -329,6 +329,21 @@ def test_unknown_kinds_and_fields_are_skipped_and_missing_fields_take_their_defa
     assert stamp == Stamp(9, 8, 7, 6, 5, 4)
     assert isinstance(event, Order)
     assert (event.what, event.key, event.end) == ("ack", "k1", "")
+
+
+def test_a_request_of_a_journal_from_before_it_had_a_row_has_none(tmp_path: Path) -> None:
+    schema = own_schema()
+    request = kind_of(schema, "request")
+    request["fields"] = [
+        field for field in request["fields"] if field[0] not in ("req_pool_idx", "generation")
+    ]
+    body = STAMP + struct.pack("<4q3I", 7, 1, 700, 175, 5, 0, 4) + b"startfake"
+    foreign(tmp_path / "a.journal", schema, [(request["kind"], body)])
+    (event,) = records(tmp_path / "a.journal")
+    assert isinstance(event, Request)
+    told = (event.room, event.attempt, event.phase, event.rid, event.tokens, event.rows, event.mark)
+    assert told == (7, 1, "start", "", 700, 175, "fake")
+    assert (event.req_pool_idx, event.generation) == (-1, -1)
 
 
 def test_a_field_that_changed_its_type_is_left_out(tmp_path: Path) -> None:

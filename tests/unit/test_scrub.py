@@ -67,6 +67,14 @@ def test_nothing_planted_is_left_and_the_verdict_is_the_same(
         )  # fmt: skip
 
 
+def test_the_row_of_a_request_stays_though_its_id_goes(tmp_path: Path) -> None:
+    with TraceBuilder(tmp_path / "in.h5") as builder:
+        builder.process(role="decode").request(room=7, rid="1f" * 8, req_pool_idx=3, generation=2)
+    with open_trace(scrubbed([tmp_path / "in.h5"], tmp_path / "out.h5")) as trace:
+        table = trace.table("request")
+        assert [table[name].tolist() for name in ("rid", "req_pool_idx", "generation")] == [[""], [3], [2]]
+
+
 def test_addresses_are_offsets_that_keep_their_distances(tmp_path: Path) -> None:
     scene = overtaken(Scene(tmp_path, layers=(0, 1)))
     scene.close()

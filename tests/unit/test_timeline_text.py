@@ -58,6 +58,27 @@ def test_a_request_is_told_from_start_to_read(pair: Path) -> None:
     assert places[1:] == sorted(places[1:])
 
 
+def test_a_request_is_told_with_its_row_once_it_has_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with TraceBuilder(tmp_path / "t.h5") as builder:
+        process = builder.process(role="prefill")
+        process.request(room=7, tokens=8)
+        process.request(room=7, tokens=8, req_pool_idx=3, generation=2)
+        process.request(room=7, phase="arrived", req_pool_idx=3)
+        process.alloc(room=7, pages=[1])
+    with open_trace(tmp_path / "t.h5") as trace:
+        assert texts(request_entries(trace, 7))[:3] == [
+            "request start, 8 tokens", "request start, 8 tokens, req_pool_idx 3 (generation 2)",
+            "request arrived, req_pool_idx 3",
+        ]  # fmt: skip
+    assert cli.run(["timeline", str(tmp_path / "t.h5"), "--request", "7", "--json"]) == 0
+    events = json.loads(capsys.readouterr().out)["events"]
+    assert [(event["kind"], event["req_pool_idx"], event["generation"]) for event in events] == [
+        ("request", -1, -1), ("request", 3, 2), ("request", 3, -1), ("alloc", -1, -1)
+    ]  # fmt: skip
+
+
 def test_layers_of_one_event_share_a_line(pair: Path) -> None:
     with open_trace(pair) as trace:
         stores = [entry for entry in request_entries(trace, 7001) if entry.kind == "store"]

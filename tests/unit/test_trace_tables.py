@@ -12,9 +12,11 @@ import pytest
 
 from replay.trace.builder import TraceBuilder
 from replay.trace.errors import TraceError
+from replay.trace.merge import merge
 from replay.trace.ragged import Ragged
 from replay.trace.reader import open_trace
 from replay.trace.schema import CHUNK_ROWS, TABLES, spec_tables
+from replay.trace.verify import verify
 from tests.unit.trace_samples import small_trace
 
 ROOT = Path(__file__).parents[2]
@@ -72,6 +74,29 @@ def test_columns_have_the_promised_types(tmp_path: Path) -> None:
         assert trace.table("send").ragged("source").values.dtype == np.uint64
         assert trace.table("send").ragged("source")[0].tolist() == [[1 << 40, 4], [1 << 41, 8]]
         assert trace.table("store").bulk("keys", 0).shape == (2, 128)
+
+
+def test_a_file_from_before_requests_had_a_row_is_read_as_if_none_had(tmp_path: Path) -> None:
+    path = tmp_path / "old.h5"
+    with TraceBuilder(path) as builder:
+        builder.process(role="decode", run="old").request(room=7, req_pool_idx=3, generation=2)
+    with h5py.File(path, "r+") as file:
+        file.attrs["version"] = "1.1"
+        for column in ("req_pool_idx", "generation"):
+            del file[f"events/request/{column}"]
+    assert not verify(path).problems
+    with TraceBuilder(tmp_path / "new.h5") as builder:
+        builder.process(role="prefill", run="new").request(room=7, req_pool_idx=5, generation=0)
+    merge([path, tmp_path / "new.h5"], tmp_path / "both.h5")
+    for paths in ((path, tmp_path / "new.h5"), (tmp_path / "both.h5",)):
+        with open_trace(*paths) as trace:
+            table = trace.table("request")
+            roles = [trace.processes[process].role for process in table["process"].tolist()]
+            places, generations = table["req_pool_idx"].tolist(), table["generation"].tolist()
+            assert set(zip(roles, places, generations, strict=True)) == {
+                ("decode", -1, -1),
+                ("prefill", 5, 0),
+            }
 
 
 def test_a_table_without_records_has_columns_of_no_rows(tmp_path: Path) -> None:

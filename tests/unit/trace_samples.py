@@ -32,7 +32,7 @@ def small_trace(path: Path, role: str = "prefill", seed: int = 0, run: str = "")
         process = builder.process(role=role, run=run, engine="test", environment={"numpy": "2"})
         process.hooks_complete("store", "read")
         process.buffer(buffer=0, pages=16, address=1 << 40)
-        process.request(room=7, rid="abc", tokens=700, rows=175)
+        process.request(room=7, rid="abc", tokens=700, rows=175, req_pool_idx=3, generation=2)
         process.alloc(room=7, pages=[5, 6, 7])
         process.store_params(params=0, norm_weight=np.linspace(0, 1, 128), epsilon=1e-5)
         process.store(

@@ -177,9 +177,7 @@ class DecodeHooks:
         self._later(held)
 
     def _arrived_request(self, held: Held) -> None:
-        self._recorder.emit(
-            Request(held.room, held.attempt, "arrived", held.rid, held.tokens, held.rows, held.mark)
-        )
+        self._recorder.emit(held.record("arrived"))
 
     def _look(self, held: Held, stage: str, moment: str = "") -> None:
         places = sorted(held.received)

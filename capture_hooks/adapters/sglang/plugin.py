@@ -33,6 +33,7 @@ _log = logging.getLogger("kv_replay")
 #: Modules of hooks below this package, in the order in which they are installed.
 MODULES: tuple[str, ...] = (
     "wire",
+    "table_rows",
     "scheduler",
     "steps",
     "store",
@@ -146,7 +147,7 @@ def _runner_ready(runner: Any, *_: Any, **__: Any) -> None:
     arguments = runner.server_args
     mode = str(getattr(arguments, "disaggregation_mode", "null") or "null")
     role = mode if mode in ("prefill", "decode") else "server"
-    found = _start(role, _rank(arguments), arguments)
+    found = _start(role, _rank(arguments, runner), arguments)
     if found is not None:
         found.runner = runner
 
@@ -159,13 +160,17 @@ def _manager_made(
         _start(role, _rank(server_args), server_args)
 
 
-def _rank(arguments: Any) -> int:
-    """Number of this process among those of its role: tensor ranks first, then pipeline, then data ranks."""
+def _rank(arguments: Any, runner: Any = None) -> int:
+    """Number of this process among those of its role: tensor ranks first, then pipeline, then data ranks.
+
+    The data rank of 0.5.16 is known to its model runner alone.
+    """
     try:
         from sglang.srt.runtime_context import get_parallel  # type: ignore[import-not-found,unused-ignore]
 
         parallel = get_parallel()
         tp, pp, dp = (int(getattr(parallel, f"{axis}_rank", 0) or 0) for axis in ("tp", "pp", "dp"))
+        dp = dp or int(getattr(getattr(runner, "ps", None), "dp_rank", 0) or 0)
     except Exception:
         return 0
     tp_size, pp_size = (int(getattr(arguments, f"{axis}_size", 1) or 1) for axis in ("tp", "pp"))

@@ -191,7 +191,7 @@ class PrefillHooks:
         sum_ = self._tokens[held.key] = self._tokens.get(held.key, prefix) + tokens
         if chunk.last:
             self._session.owners.told(held, sum_)
-            self._recorder.emit(Request(held.room, held.attempt, "start", tokens=held.tokens, rows=held.rows))
+            self._recorder.emit(held.record("start"))
 
     def _polled(self, status: Any, sender: Any, /, *_: Any, **__: Any) -> None:
         if int(status) not in (SUCCESS, FAILED):
@@ -268,9 +268,7 @@ class PrefillHooks:
         name = getattr(info, "agent_name", None) or getattr(info, "mooncake_session_id", "")
         held = self._session.requests.announced(int(info.room), keys.peer(name))
         if held is not None:
-            self._recorder.emit(
-                Request(held.room, held.attempt, "start", held.rid, held.tokens, held.rows, held.mark)
-            )
+            self._recorder.emit(held.record("start"))
 
     def _acknowledges(self, manager: Any, room: int, target: Any, *__: Any, **___: Any) -> None:
         held = self._session.requests.last_of(int(room))

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from capture_hooks.events import Request
 from capture_hooks.rid import rid_hash
 
 #: Ends of a transfer, of ``KVPoll``.
@@ -24,7 +25,8 @@ class Held:
     """One attempt of one request, as this process knows it.
 
     ``rid`` is the one-way hash of the client's id; ``tokens`` the prompt's length and ``rows`` its valid rows, -1 while
-    unknown; ``pages`` logical page -> physical page; ``mark`` "warmup", "health", "fake" or "".
+    unknown; ``pages`` logical page -> physical page; ``mark`` "warmup", "health", "fake" or ""; ``req_pool_idx`` its
+    row in ``req_to_token`` and ``generation`` that row's, -1 while unknown.
     """
 
     room: int
@@ -33,6 +35,8 @@ class Held:
     tokens: int = -1
     rows: int = -1
     mark: str = ""
+    req_pool_idx: int = -1
+    generation: int = -1
     agreed: bool = False  #: its number counts announcements of its pages: both sides give it the same one
     fixed: bool = False  #: its number changes no more
     over: bool = False  #: its pages are (being) given back: nobody looks at them any more
@@ -50,6 +54,13 @@ class Held:
     def key(self) -> str:
         """``room.attempt``, as in the keys of order edges."""
         return f"{self.room}.{self.attempt}"
+
+    def record(self, phase: str) -> Request:
+        """All that is known of it, as a record of ``phase``."""
+        return Request(
+            self.room, self.attempt, phase, self.rid, self.tokens, self.rows, self.mark, self.req_pool_idx,
+            self.generation,
+        )  # fmt: skip
 
 
 def room_of(req: Any) -> int:

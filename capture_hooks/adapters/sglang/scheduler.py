@@ -72,10 +72,16 @@ class SchedulerHooks:
         held.rid = rid_hash(rid)
         if not held.mark and rid.startswith(_HEALTH):
             held.mark = "health"
+        held.req_pool_idx, held.generation = self._session.table_rows.of(req)
         self._session.owners.told(held, len(req.origin_input_ids))
-        self._recorder.emit(
-            Request(held.room, held.attempt, "start", held.rid, held.tokens, held.rows, held.mark)
-        )
+        self._recorder.emit(held.record("start"))
+
+    def placed(self, held: Held, req: Any) -> None:
+        """A pass of ``req`` begins: it has a row by now, which is told where it is news."""
+        found = self._session.table_rows.of(req)
+        if found[0] >= 0 and found != (held.req_pool_idx, held.generation):
+            held.req_pool_idx, held.generation = found
+            self._recorder.emit(held.record("start"))
 
     def _sender_made(self, made: Any, _: Any, /, req: Any, *__: Any, **___: Any) -> None:
         held = self._session.requests.of_room(room_of(req)) if made else None

@@ -37,6 +37,8 @@ class Session:
     * ``buffers``: ``pools.Buffers``, every buffer of the pools: ``buffers.judged`` are those whose pages are looked
       at, ``buffers.of_address(data_ptr)`` finds one;
     * ``scheduler``: ``scheduler.SchedulerHooks``; its ``of(req)`` gives the ``Held`` of a scheduler's request;
+    * ``table_rows``: ``table_rows.TableRows``; its ``of(req)`` gives a request's row in ``req_to_token`` and its
+      generation;
     * ``owners``: tells pages given and taken, and lengths (``owners.Owners``);
     * ``wire``: the adapter of the transfer library, ``None`` where there is none; lists ``before_post`` and
       ``after_state`` on it are called with each transfer;
@@ -72,6 +74,7 @@ class Session:
         self.worker: Any = None
         self.wire: Any = None
         self.scheduler: Any = None
+        self.table_rows: Any = None
         self._told = threading.Event()
 
     @classmethod

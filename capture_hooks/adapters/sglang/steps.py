@@ -170,6 +170,8 @@ class Steps:
             if held is None and self.session.role == "decode":
                 self.unseen("a request that had given its pages back runs again: it is not followed any more")
             if held is not None and not held.mark:
+                if not decode:  # a request that decodes keeps its row
+                    self.session.scheduler.placed(held, req)
                 rows.append(Row(index, held, before[index], before[index] + added[index], start))
             start += added[index]
         return rows, start
