@@ -50,7 +50,7 @@ def explain(case: Case, evidence: Evidence, bad: Bool, stage: str) -> Explanatio
         np.full(count, case.process), np.full(count, case.request), np.arange(count)
     )
     inside = np.isin(given, sent)
-    missing = _left_out(inside, _chunk_starts(case, evidence)) if (given >= 0).all() else None
+    missing = _left_out(inside, _chunks(case, evidence)) if (given >= 0).all() else None
     if not missing:
         return None
     old = still_old(case, bad)
@@ -70,24 +70,35 @@ def explain(case: Case, evidence: Evidence, bad: Bool, stage: str) -> Explanatio
     )
 
 
-def _chunk_starts(case: Case, evidence: Evidence) -> set[int]:
-    """Logical pages with which the chunks of the request begin that were sent to this receiver."""
+def _chunks(case: Case, evidence: Evidence) -> dict[int, int]:
+    """First logical page -> number of the chunk, of all chunks of the request that were sent to this receiver.
+
+    Empty where a page begins several chunks: then it is not known which list is meant.
+    """
     descriptors = evidence.descriptors
     rows = descriptors.sends_to(case.request, case.process)
-    return {int(descriptors.sends["logical"][row]) for row in rows}
+    sends = descriptors.sends
+    told = {(int(sends["logical"][row]), int(sends["chunk"][row])) for row in rows}
+    found = dict(told)
+    return found if len(found) == len(told) else {}
 
 
-def _left_out(inside: Bool, starts: set[int]) -> list[tuple[int, int]] | None:
+def _left_out(inside: Bool, chunks: dict[int, int]) -> list[tuple[int, int]] | None:
     """Runs [start, stop) of logical pages that were not sent, where short lists explain them all.
 
     The pages that were sent are the first ones, and from some page on none is; or the first ones of each chunk: then a
-    run ends where the next chunk begins, and the chunk that it is cut from brought its first page.
+    run ends where the very next chunk begins (none was left out whole), and the chunk that it is cut from brought its
+    first page.
     """
     edges = np.flatnonzero(np.diff(inside, prepend=True, append=True)).tolist()
     found = list(zip(edges[::2], edges[1::2], strict=True))
     for start, stop in found:
-        if start == 0 or (stop < len(inside) and (stop not in starts or start in starts)):
+        if start == 0:
             return None
+        if stop < len(inside):
+            first = max((page for page in chunks if page <= start), default=-1)
+            if first in (-1, start) or stop not in chunks or not 0 <= chunks[first] == chunks[stop] - 1:
+                return None
     return found
 
 

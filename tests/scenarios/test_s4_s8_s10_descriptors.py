@@ -141,3 +141,15 @@ def test_s10_a_page_left_out_elsewhere_is_no_short_list(
 
 def chunked() -> Job:
     return Job(7000, 0, 384, [21, 22, 23, 24, 25, 26], [5, 6, 7, 8, 9, 10])
+
+
+@KEEPS
+def test_s10_a_chunk_that_was_never_sent_is_no_short_list(tmp_path: Path, keep: Any) -> None:
+    """Of three chunks the second one is missing: the first one's list is as long as it should be."""
+    scene, job = Scene(tmp_path, keep=keep), chunked()
+    begun(scene, job)
+    scene.send(job, [0, 1], chunk=0, last=False)
+    scene.send(job, [4, 5], chunk=2)
+    ended(scene, job)
+    verdict = verdict_of(scene)
+    assert {(f.code, f.stage) for f in verdict.findings} == {("unclassified", "descriptor")}
