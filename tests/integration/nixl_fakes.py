@@ -138,6 +138,10 @@ class Recording:
     def __init__(self, folder: Path, agent_class: type[Any], **options: Any) -> None:
         self.recorder = Recorder(Options(capture=folder, seal=False, **options), Process("prefill"))
         self.adapter = nixl.NixlAdapter(self.recorder, agent_class).install()
+        self.over: list[
+            str
+        ] = []  #: states of the transfers that were over, as they were told to engines' hooks
+        self.adapter.after_state.append(lambda post: self.over.append(post.state))
 
     def events(self) -> list[Any]:
         """End the recording and read it."""

@@ -263,8 +263,6 @@ def test_a_post_that_raises_may_have_begun(
     recording: Recording, agent_class: type[Agent], raised: str
 ) -> None:
     agent = agent_class()
-    over: list[str] = []
-    recording.adapter.after_state.append(lambda post: over.append(post.state))
     handle = plan(agent)
     agent.answers = [raised]
     with pytest.raises(Exception, match="the backend is gone"):
@@ -273,7 +271,7 @@ def test_a_post_that_raises_may_have_begun(
     assert states(recording.events()) == [
         ("posted", ""), ("posted", f"{name} in transfer: it may still be on its way")
     ]  # fmt: skip
-    assert over == []
+    assert recording.over == []
 
 
 def test_a_post_to_a_peer_that_is_not_known_never_began(
@@ -312,15 +310,13 @@ def test_a_state_that_cannot_be_read_is_no_end(
     recording: Recording, agent_class: type[Agent], raised: str
 ) -> None:
     agent = agent_class()
-    over: list[str] = []
-    recording.adapter.after_state.append(lambda post: over.append(post.state))
     handle = plan(agent)
     agent.answers = ["PROC", raised, raised, "nixlUnknownError", "PROC", "DONE"]
     agent.transfer(handle)
     for _ in range(3):
         with pytest.raises(Exception, match="the peer is gone"):
             agent.check_xfer_state(handle)
-    assert over == []
+    assert recording.over == []
     agent.check_xfer_state(handle)
     assert agent.check_xfer_state(handle) == "DONE"
     name = "RuntimeError" if raised == "RAISE" else raised
@@ -330,7 +326,7 @@ def test_a_state_that_cannot_be_read_is_no_end(
         ("posted", "nixlUnknownError in check_xfer_state: it may still be on its way"),
         ("done", ""),
     ]
-    assert over == ["done"]
+    assert recording.over == ["done"]
 
 
 def test_a_release_is_no_end(recording: Recording, agent_class: type[Agent]) -> None:

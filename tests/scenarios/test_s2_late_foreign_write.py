@@ -11,7 +11,8 @@ from replay.verdict import Donor
 from tests.scenarios import pattern
 from tests.scenarios.outcome import expect, expect_clean, page_finding, verdict_of
 from tests.scenarios.scene import Job, Scene
-from tests.scenarios.stories import reused
+from tests.scenarios.side import Transfer
+from tests.scenarios.stories import begun, ended, reused
 
 Later = Literal["none", "before", "after"]
 
@@ -299,3 +300,47 @@ def test_a_late_write_is_likely_where_another_owner_or_writer_may_be_missing(
     lost = scene.decode if side == "decode" else scene.prefill
     lost.emit("loss", stage="queue", what=what, count=1, first_seq=lost.seq + 1, last_seq=lost.seq + 1)
     expect(verdict_of(scene), "F14", "late-foreign-write", "destination", room=7001, confidence="likely")
+
+
+@pytest.mark.parametrize("keep", ["bytes", "digests"])
+@pytest.mark.parametrize("lands", [True, False])
+def test_a_transfer_that_the_library_raised_for_is_not_over(tmp_path: Path, lands: bool, keep: Any) -> None:
+    """It may still write: what it brings later is its own doing, and where it brings nothing nobody is accused."""
+    scene = Scene(tmp_path, keep=keep)
+    a = Job(7000, 0, 192, [20, 21, 22], [14, 15, 16])
+    b = Job(7001, 1, 192, [24, 25, 26], [14, 15, 12])
+    late = reused(scene, a, b)
+    raised(scene, late)
+    if lands:
+        scene.land(late)
+    scene.look("LT", b)
+    scene.read(b)
+    verdict = verdict_of(scene)
+    found = {
+        (f.code, f.confidence, f.request.room, tuple(p.physical for p in f.pages)) for f in verdict.findings
+    }
+    assert found == ({("F14", "certain", 7001, (14, 15))} if lands else set())
+    assert (verdict.verdict == "clean") is not lands
+
+
+@pytest.mark.parametrize("keep", ["bytes", "digests"])
+def test_a_transfer_that_the_library_raised_for_did_not_fail_for_certain(tmp_path: Path, keep: Any) -> None:
+    """Nothing came though reception was told complete: it is not known whether the transfer failed or is late."""
+    scene = Scene(tmp_path, keep=keep)
+    job = begun(scene)
+    raised(scene, scene.post(job))
+    ended(scene, job)
+    verdict = verdict_of(scene)
+    assert {(f.code, f.stage, f.confidence) for f in verdict.findings} == {("unclassified", "wire", "likely")}
+
+
+def raised(scene: Scene, transfer: Transfer) -> None:
+    """NIXL raised for a transfer that was posted."""
+    scene.prefill.emit(
+        "transfer_state",
+        state="posted",
+        transfer=transfer.transfer,
+        room=transfer.job.room,
+        agent=scene.prefill.agent,
+        detail="nixlNotFoundError in check_xfer_state: it may still be on its way",
+    )

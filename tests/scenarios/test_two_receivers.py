@@ -5,10 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from replay.verdict import Verdict
 from tests.scenarios.outcome import expect_clean, verdict_of
+from tests.scenarios.scene import Job
 from tests.scenarios.stories import ended, two_receivers
 
 KEEPS = pytest.mark.parametrize("keep", ["bytes", "digests"])
@@ -106,3 +108,21 @@ def test_a_source_that_was_written_by_the_time_the_other_was_sent(
 def test_where_it_is_not_known_who_received(tmp_path: Path) -> None:
     verdict = both(tmp_path, {}, {}, drop=["registration"])
     assert verdict.findings == verdict.hazards == ()
+
+
+@KEEPS
+def test_a_page_that_the_prefix_tree_replaced_between_two_sends_is_right_at_both_receivers(
+    tmp_path: Path, keep: Any
+) -> None:
+    """The first one was sent the request's own page, the second one an equal one of the tree, not bit for bit."""
+    first, other, job, same = two_receivers(tmp_path, pages=(9, 11, 14), keep=keep)
+    tree = Job(7002, 1, 64, [31], [15])
+    first.healthy(tree)
+    first.send(job)
+    same.prefill = [31, *job.prefill[1:]]
+    first.give(first.prefill, same, [31], shared=True)
+    other.send(same)
+    ended(first, job)
+    ended(other, same)
+    assert not np.array_equal(first.prefill.memory[0][31], first.prefill.memory[0][job.prefill[0]])
+    expect_clean(verdict_of(first))

@@ -7,6 +7,8 @@ from typing import Any
 from capture_hooks.adapters.sglang.read import KERNELS, ReadHooks
 from capture_hooks.adapters.sglang.steps import Steps
 from capture_hooks.adapters.sglang.store import StoreHooks
+from capture_hooks.recorder import Recorder
+from capture_hooks.taps.pages import device_tap
 from tests.sglang.fake_engine import FakeEngine
 
 COVERED = ("store", "alloc", "read")
@@ -40,3 +42,11 @@ def hook(engine: FakeEngine, kernel: str = "read_deep_gemm") -> Steps:
         recorder.hook(f"fake.{what}", what)
         recorder.fired(f"fake.{what}")
     return steps
+
+
+def drain(recorder: Recorder) -> None:
+    """Wait until all that passes have put by has arrived on the host and is recorded; nothing more is taken then."""
+    tap = device_tap(recorder)
+    assert tap is not None
+    assert tap.flush(30), "it did not arrive"
+    tap.close()

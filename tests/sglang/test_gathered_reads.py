@@ -24,7 +24,7 @@ from replay.trace.reader import open_trace  # noqa: E402
 from replay.verdict import Verdict  # noqa: E402
 from tests.sglang.fake_engine import FakeEngine  # noqa: E402
 from tests.sglang.fake_gathered import FakeGather  # noqa: E402
-from tests.sglang.fake_hooks import hook  # noqa: E402
+from tests.sglang.fake_hooks import drain, hook  # noqa: E402
 
 PASSES = [
     ([0], [300]),
@@ -61,12 +61,21 @@ def run(
     engine.wrong = {}
     for _ in range(3):
         engine.step(reqs, None)
-    tap = device_tap(recorder)
-    assert tap is not None
-    tap.close(30)
+    drain(recorder)
     recorder.close()
     with open_trace(folder) as trace:
         return judge(trace)
+
+
+def v4(folder: Path) -> tuple[Recorder, FakeEngine]:
+    """An engine whose prefills gather their keys as V4's do, with the hooks in it."""
+    recorder = Recorder(
+        Options(capture=folder, mode="full", seal=False, store_every=1), Process(role="server")
+    )
+    engine = FakeEngine(recorder)
+    hook(engine)
+    FakeGather(engine, compressed=True).hook(engine.session.reads)
+    return recorder, engine
 
 
 def read_rows(folder: Path) -> list[tuple[int, int, int]]:
@@ -145,17 +154,9 @@ def test_what_becomes_of_pages_once_they_were_gathered_is_no_part_of_the_read(tm
 
 
 def test_a_row_that_takes_every_key_has_no_logits(tmp_path: Path) -> None:
-    recorder = Recorder(
-        Options(capture=tmp_path, mode="full", seal=False, store_every=1), Process(role="server")
-    )
-    engine = FakeEngine(recorder)
-    hook(engine)
-    gather = FakeGather(engine, compressed=True)
-    gather.hook(engine.session.reads)
+    recorder, engine = v4(tmp_path)
     engine.step([engine.start(8, 100, 1)], [100])  # 25 rows, of which the top 32 are wanted
-    tap = device_tap(recorder)
-    assert tap is not None
-    tap.close(30)
+    drain(recorder)
     recorder.close()
     assert read_rows(tmp_path) == [(8, 25, 0)]
     with open_trace(tmp_path) as trace:
@@ -243,18 +244,12 @@ def test_what_is_not_followed_closes_the_rung(tmp_path: Path, way: str) -> None:
     with JournalReader(recorder.path) as journal:
         last = [event for _, event in journal if isinstance(event, Hook)][-1]
     assert (last.complete, WAYS[way] in last.note) == (not way, True), last.note
-    assert len(step.parts) == (1 if way == "" else len(step.parts))
+    assert len(step.parts) == (0 if way else 1), "nothing is recorded of what is not followed"
 
 
 def test_what_the_pass_was_given_is_not_held_in_memory(tmp_path: Path) -> None:
     """The query of a long prompt is large: what is put by is a copy of one row."""
-    recorder = Recorder(
-        Options(capture=tmp_path, mode="full", seal=False, store_every=1), Process(role="server")
-    )
-    engine = FakeEngine(recorder)
-    hook(engine)
-    gather = FakeGather(engine, compressed=True)
-    gather.hook(engine.session.reads)
+    recorder, engine = v4(tmp_path)
     sizes: list[int] = []
     submit = type(device_tap(recorder, engine.tensors[0].device)).submit
 

@@ -12,7 +12,6 @@ from capture_hooks.events import Hook, Process, Request, Store
 from capture_hooks.journal import JournalReader
 from capture_hooks.options import Options
 from capture_hooks.recorder import Recorder
-from capture_hooks.taps.pages import device_tap
 
 torch = pytest.importorskip("torch")
 from capture_hooks.adapters.sglang.steps import Steps  # noqa: E402
@@ -22,6 +21,7 @@ from replay.judge import judge  # noqa: E402
 from replay.trace.reader import open_trace  # noqa: E402
 from tests.sglang.fake_engine import FakeEngine  # noqa: E402
 from tests.sglang.fake_graph import FakeGraph  # noqa: E402
+from tests.sglang.fake_hooks import drain  # noqa: E402
 
 
 class Server:
@@ -63,9 +63,7 @@ class Server:
             self.engine.step([req], [req.held.tokens])
         for _ in range(passes):
             self.engine.step(requests, None)
-        tap = device_tap(self.recorder)
-        assert tap is not None
-        tap.close(30)
+        drain(self.recorder)
         self.recorder.close()
 
     def store_hook(self) -> Hook:

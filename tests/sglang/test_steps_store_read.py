@@ -13,7 +13,6 @@ from capture_hooks.events import Hook, Process, Request
 from capture_hooks.journal import JournalReader
 from capture_hooks.options import Options
 from capture_hooks.recorder import Recorder
-from capture_hooks.taps.pages import device_tap
 
 torch = pytest.importorskip("torch")
 from capture_hooks.adapters.sglang.plans import Span, written_rows  # noqa: E402
@@ -28,7 +27,7 @@ from replay.judge import judge  # noqa: E402
 from replay.trace.reader import open_trace  # noqa: E402
 from replay.verdict import Verdict  # noqa: E402
 from tests.sglang.fake_engine import FakeEngine  # noqa: E402
-from tests.sglang.fake_hooks import hook  # noqa: E402
+from tests.sglang.fake_hooks import drain, hook  # noqa: E402
 
 
 def run(folder: Path, wrong: dict[str, Any] | None = None, kernel: str = "", **options: Any) -> Verdict:
@@ -47,9 +46,7 @@ def run(folder: Path, wrong: dict[str, Any] | None = None, kernel: str = "", **o
     engine.wrong = wrong or {}
     for _ in range(40):
         engine.step([first, second], None)
-    tap = device_tap(recorder)
-    assert tap is not None
-    tap.close(30)
+    drain(recorder)
     recorder.close()
     with open_trace(folder) as trace:
         return judge(trace)
@@ -100,9 +97,7 @@ def test_a_plain_server_knows_a_request_from_its_first_pass_to_its_release(tmp_p
     engine.step([req], [300])
     for _ in range(5):
         engine.step([req], None)
-    tap = device_tap(recorder)
-    assert tap is not None
-    tap.close(30)
+    drain(recorder)
     engine.session.scheduler._released(req)
     recorder.close()
     room = room_of(req)
@@ -139,9 +134,7 @@ def test_a_row_of_the_request_table_is_told_with_the_generation_it_was_given_in(
     fourth = engine.start(18, 40, 7)
     fourth.req_pool_idx = 7  # no hook saw who gave it this one
     engine.step([fourth], [40])
-    tap = device_tap(recorder)
-    assert tap is not None
-    tap.close(30)
+    drain(recorder)
     recorder.close()
     with open_trace(tmp_path) as trace:
         table = trace.table("request")
@@ -203,9 +196,7 @@ def test_a_pass_that_replays_a_graph_closes_the_rungs_that_it_hides(tmp_path: Pa
     engine.step([req], None)
     assert steps.graphs == 2
     assert steps.passed() == 3
-    tap = device_tap(recorder)
-    assert tap is not None
-    tap.close(30)
+    drain(recorder)
     recorder.close()
     with open_trace(tmp_path) as trace:
         verdict = judge(trace)
@@ -230,9 +221,7 @@ def test_a_writer_that_is_not_hooked_closes_the_rung_of_the_store(tmp_path: Path
     recorder.hook("sglang.store", "store")
     recorder.hook("sglang.read_deep_gemm", "read")
     engine.step([engine.start(8, 40, 1)], [40])
-    tap = device_tap(recorder)
-    assert tap is not None
-    tap.close(30)
+    drain(recorder)
     recorder.close()
     with open_trace(tmp_path) as trace:
         hooks = trace.table("hook")
@@ -293,9 +282,7 @@ def test_mode_digest_keeps_no_bytes_and_reads_are_still_compared(tmp_path: Path)
     recorder.emit(Request(8, 0, "start", rows=10**6))
     engine.step([req], [300])
     engine.step([req], None)
-    tap = device_tap(recorder)
-    assert tap is not None
-    tap.close(30)
+    drain(recorder)
     recorder.close()
     with open_trace(tmp_path) as trace:
         verdict = judge(trace)
@@ -380,9 +367,7 @@ def test_a_page_that_replaces_one_between_the_last_pass_and_the_send_is_told_as_
     # At once, before anything of the pass has arrived on the host.
     steps.sent(held, 0, np.array([own[0], theirs, own[2]]), shared=True)
     recorder.emit(Request(9, 0, "finish"))
-    tap = device_tap(recorder)
-    assert tap is not None
-    tap.close(30)
+    drain(recorder)
     recorder.close()
     assert held.pages == {0: own[0], 1: theirs, 2: own[2]}
     with open_trace(tmp_path) as trace:

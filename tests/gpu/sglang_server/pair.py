@@ -23,6 +23,7 @@ import sys
 import tempfile
 import time
 import urllib.request
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -204,6 +205,12 @@ class Pair:
             }
         return dict(json.loads(done.stdout.splitlines()[-1]))
 
+    def trigger(self, room: int) -> None:
+        """Have the bytes of the last seconds kept."""
+        done = command_line(self.options, "trigger", str(self.capture), "--room", str(room), seconds=60)
+        if done.returncode:
+            say(f"trigger: {done.stderr[-300:]}")
+
     def stop(self) -> None:
         for server in filter(None, self.servers.values()):
             server.stop()
@@ -238,12 +245,6 @@ def replay(options: argparse.Namespace, folder: Path, *arguments: str, seconds: 
             "stderr": done.stderr[-1500:],
             "stdout": done.stdout[-500:],
         }
-
-
-def trigger(options: argparse.Namespace, folder: Path, room: int) -> None:
-    done = command_line(options, "trigger", str(folder), "--room", str(room), seconds=60)
-    if done.returncode:
-        say(f"trigger: {done.stderr[-300:]}")
 
 
 def fresh(name: str) -> Path:
@@ -314,7 +315,7 @@ def rates(options: argparse.Namespace) -> dict[str, Any]:
                 result["loads"][name].append(found)
                 say(f"round {number}, capture {name}: {json.dumps(found)}")
                 if name == "on" and number == options.rounds - 1:
-                    trigger(options, folder, 1000 + 10_000 * number)
+                    pair.trigger(1000 + 10_000 * number)
         time.sleep(2)
     finally:
         for pair in pairs.values():
@@ -333,40 +334,42 @@ def rates(options: argparse.Namespace) -> dict[str, Any]:
     return result
 
 
-def faulty(options: argparse.Namespace) -> dict[str, Any]:
-    """Faults in a running pair; each has rooms of its own."""
-    folder = fresh("capture-faults")
-    pair = Pair(
-        options,
-        "faults",
-        30100,
-        folder,
-        ["--max-total-tokens", "65536"],
-        {"KV_REPLAY_MODE": "full", "KV_REPLAY_READ_EVERY": "16"},
-    )
-    result: dict[str, Any] = {"loads": {}}
+def by_itself(
+    options: argparse.Namespace, name: str, work: Callable[[Pair], dict[str, Any]], tokens: int = 400_000,
+    extra: dict[str, str] | None = None,
+) -> dict[str, Any]:  # fmt: skip
+    """A pair with capture alone on the machine: what ``work`` measured on it, and the verdict on what was recorded.
+
+    ``tokens`` are those that decode has memory for. ``work`` ends with the trigger that has page bytes kept.
+    """
+    folder = fresh(f"capture-{name}")
+    pair = Pair(options, name, 30100, folder, ["--max-total-tokens", str(tokens)], extra)
     try:
         if not pair.up(options.start):
-            return result | {"error": "not up", "notable": pair.notable()}
-        pair.load(requests=8, at_once=8, low=300, high=2000, first_room=10, seed=99)
-        result["abort"] = abort_and_reuse(pair)
-        for fault in (faults.FLIPPED, faults.SHORT, faults.LENGTH, faults.OVERWRITTEN):
-            first = faults.BASE + 1000 * fault
-            result["loads"][fault] = pair.load(
-                requests=3, at_once=3, low=1200, high=3000, first_room=first, seed=10 + fault
-            )
-            result["loads"][f"{fault} beside"] = pair.load(
-                requests=8, at_once=8, low=300, high=3000, first_room=2000 + 100 * fault, seed=20 + fault
-            )
-        time.sleep(1)
-        trigger(options, folder, faults.BASE)
+            return {"error": "not up", "notable": pair.notable()}
+        result = work(pair)
         time.sleep(2)
     finally:
         pair.stop()
-    result["notable"], result["files"] = pair.notable(), sizes(folder)
-    result["verdict"] = replay(options, folder)
-    result["gaps"] = gaps(folder)
-    return result
+    result |= {"notable": pair.notable(), "files": sizes(folder), "reads": reads(folder)}
+    return result | {"verdict": replay(options, folder), "gaps": gaps(folder)}
+
+
+def faulty(pair: Pair) -> dict[str, Any]:
+    """Faults in a running pair; each has rooms of its own."""
+    pair.load(requests=8, at_once=8, low=300, high=2000, first_room=10, seed=99)
+    abort, loads = abort_and_reuse(pair), {}
+    for fault in (faults.FLIPPED, faults.SHORT, faults.LENGTH, faults.OVERWRITTEN):
+        first = faults.BASE + 1000 * fault
+        loads[str(fault)] = pair.load(
+            requests=3, at_once=3, low=1200, high=3000, first_room=first, seed=10 + fault
+        )
+        loads[f"{fault} beside"] = pair.load(
+            requests=8, at_once=8, low=300, high=3000, first_room=2000 + 100 * fault, seed=20 + fault
+        )
+    time.sleep(1)
+    pair.trigger(faults.BASE)
+    return {"loads": loads, "abort": abort}
 
 
 def abort_and_reuse(pair: Pair) -> dict[str, Any]:
@@ -400,54 +403,31 @@ def abort_and_reuse(pair: Pair) -> dict[str, Any]:
     return {"aborted": aborted, "others": waves, "victim": victim.communicate(timeout=100)[0][-300:]}
 
 
-def races(options: argparse.Namespace) -> dict[str, Any]:
+def races(pair: Pair) -> dict[str, Any]:
     """Shared prefixes with the early send on: does the trace show pages that were sent before they were written?"""
-    folder = fresh("capture-races")
-    pair = Pair(options, "races", 30100, folder, ["--max-total-tokens", "400000"])
-    result: dict[str, Any] = {"loads": []}
-    try:
-        if not pair.up(options.start):
-            return result | {"error": "not up", "notable": pair.notable()}
-        for number, groups in enumerate((4, 12)):
-            found = pair.load(
-                requests=80, at_once=48, low=2000, high=12000, groups=groups, seed=40 + number,
-                first_room=1000 + 10_000 * number,
-            )  # fmt: skip
-            result["loads"].append(found | {"groups": groups})
-        trigger(options, folder, 1000)
-        time.sleep(2)
-    finally:
-        pair.stop()
-    result["notable"], result["files"] = pair.notable(), sizes(folder)
-    result["verdict"] = replay(options, folder)
-    result["gaps"] = gaps(folder)
-    return result
+    loads = []
+    for number, groups in enumerate((4, 12)):
+        found = pair.load(
+            requests=80, at_once=48, low=2000, high=12000, groups=groups, seed=40 + number,
+            first_room=1000 + 10_000 * number,
+        )  # fmt: skip
+        loads.append(found | {"groups": groups})
+    pair.trigger(1000)
+    return {"loads": loads}
 
 
-def long(options: argparse.Namespace) -> dict[str, Any]:
+def long(pair: Pair) -> dict[str, Any]:
     """Prompts of more than 8,192 tokens in one chunk: a prefill of one alone gathers its keys before it reads them."""
-    folder = fresh("capture-long")
-    pair = Pair(options, "long", 30100, folder, ["--max-total-tokens", "400000"])
-    result: dict[str, Any] = {"loads": []}
-    try:
-        if not pair.up(options.start):
-            return result | {"error": "not up", "notable": pair.notable()}
-        # Every room is one of those whose prefill reads are recorded. One at a time is alone; of several, some are.
-        for number, (requests, at_once) in enumerate(((8, 1), (16, 6))):
-            found = pair.load(
-                requests=requests, at_once=at_once, low=8300, high=12000, seed=60 + number, stride=8,
-                first_room=8000 * (1 + number),
-            )  # fmt: skip
-            result["loads"].append(found | {"at_once": at_once})
-        trigger(options, folder, 8000)
-        time.sleep(2)
-    finally:
-        pair.stop()
-    result["notable"], result["files"] = pair.notable(), sizes(folder)
-    result["reads"] = reads(folder)
-    result["verdict"] = replay(options, folder)
-    result["gaps"] = gaps(folder)
-    return result
+    loads = []
+    # Every room is one of those whose prefill reads are recorded. One at a time is alone; of several, some are.
+    for number, (requests, at_once) in enumerate(((8, 1), (16, 6))):
+        found = pair.load(
+            requests=requests, at_once=at_once, low=8300, high=12000, seed=60 + number, stride=8,
+            first_room=8000 * (1 + number),
+        )  # fmt: skip
+        loads.append(found | {"at_once": at_once})
+    pair.trigger(8000)
+    return {"loads": loads}
 
 
 def reads(folder: Path) -> dict[str, dict[str, int]]:
@@ -488,7 +468,13 @@ def main() -> None:
     options = parser.parse_args()
     Path(options.out).mkdir(parents=True, exist_ok=True)
     WORK.mkdir(parents=True, exist_ok=True)
-    result = {"rates": rates, "faults": faulty, "races": races, "long": long}[options.what](options)
+    if options.what == "rates":
+        result = rates(options)
+    elif options.what == "faults":
+        seen = {"KV_REPLAY_MODE": "full", "KV_REPLAY_READ_EVERY": "16"}
+        result = by_itself(options, "faults", faulty, 65_536, seen)
+    else:
+        result = by_itself(options, options.what, {"races": races, "long": long}[options.what])
     name = f"{options.what}{'-graphs' if options.graphs else ''}"
     (Path(options.out) / f"{name}.json").write_text(json.dumps(result, indent=1))
     print(json.dumps({k: brief(v) if k == "verdict" else v for k, v in result.items()})[-9000:], flush=True)
